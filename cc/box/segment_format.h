@@ -1,0 +1,91 @@
+// The bytes of a segment, as every process that maps it sees them. SEGMENT.md,
+// beside this file, describes them: change both together, and the version.
+#ifndef TF_SMB_CC_BOX_SEGMENT_FORMAT_H_
+#define TF_SMB_CC_BOX_SEGMENT_FORMAT_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "cc/common/robust_mutex.h"
+
+namespace tf_smb {
+
+constexpr uint64_t kSegmentMagic = 0x314745534d53u;  // "SMSEG1"
+constexpr uint32_t kSegmentFormatVersion = 1;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kChunkElements = 64 * 1024;  // 256 KiB of float32
+constexpr uint32_t kMaxMembers = 1024;
+constexpr uint32_t kMaxWorkers = 1024;
+
+// Written once by the creator, before anybody else sees the segment.
+struct SegmentHeader {
+  uint64_t magic;
+  uint32_t format_version;
+  uint32_t num_workers;  // how many the job means to start; indexes may go beyond
+  uint64_t total_bytes;
+  uint64_t directory_offset;
+  uint64_t directory_bytes;
+  uint64_t control_offset;
+  uint64_t chunks_offset;
+  uint64_t num_chunks;
+  uint64_t center_offset;
+  uint64_t center_elements;
+  int64_t lease_nanos;
+  char name[208];
+  char job_id[112];
+  uint64_t checksum;  // of everything above and the directory
+};
+static_assert(sizeof(SegmentHeader) <= kPageBytes);
+
+// Never renumber.
+enum class MemberState : uint32_t {
+  kFree = 0,
+  kLive = 1,
+  kLeft = 2,  // said goodbye
+  kDead = 3,  // its process died, or its lease lapsed
+};
+
+enum class SeedState : uint32_t { kEmpty = 0, kSeeding = 1, kSeeded = 2 };
+
+struct alignas(64) MemberSlot {
+  // Held by the member's lease thread for as long as it lives: the kernel gives it
+  // up when that thread dies, however it dies, in whatever PID namespace.
+  RobustMutex alive;
+  std::atomic<uint32_t> state;
+  std::atomic<uint32_t> worker_index;
+  std::atomic<uint64_t> incarnation;
+  std::atomic<int64_t> renewed_nanos;  // boot time
+  std::atomic<uint64_t> steps;
+  std::atomic<uint64_t> steps_at_begin;  // of the training it is in, or was last in
+  std::atomic<uint64_t> exchanges;
+  std::atomic<uint64_t> arrived;   // meetings this member has come to
+  std::atomic<uint64_t> finished;  // meetings this member has read the center of
+  std::atomic<uint32_t> process_id;
+  std::atomic<uint32_t> training;  // in the middle of fit
+};
+
+struct ControlBlock {
+  // Guards changes of states below; reads need no lock.
+  RobustMutex mutex;
+  alignas(64) std::atomic<uint32_t> changes;  // futex: counts every change below
+  std::atomic<uint32_t> seed_state;
+  std::atomic<uint32_t> seeder_slot;
+  std::atomic<uint32_t> slots_used;  // slots beyond have never been taken
+  std::atomic<uint64_t> next_incarnation;
+  std::atomic<uint64_t> meetings_closed;
+  std::atomic<uint64_t> fewest_steps;  // by any live member in its training, at the last closing
+  std::atomic<uint64_t> absent_workers[kMaxWorkers / 64];  // bit: will not come (again)
+  alignas(64) std::atomic<uint64_t> version;  // exchanges applied to the center
+  alignas(64) MemberSlot members[kMaxMembers];
+};
+
+struct alignas(64) ChunkState {
+  RobustMutex mutex;
+  std::atomic<uint64_t> version;  // moves applied to this chunk
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace tf_smb
+
+#endif  // TF_SMB_CC_BOX_SEGMENT_FORMAT_H_

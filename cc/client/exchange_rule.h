@@ -1,0 +1,37 @@
+// ExchangeRule: how a worker's weights and the center meet. Single-threaded: the
+// AttachedSegment that owns one calls it under its own exchange lock.
+#ifndef TF_SMB_CC_CLIENT_EXCHANGE_RULE_H_
+#define TF_SMB_CC_CLIENT_EXCHANGE_RULE_H_
+
+#include <cstdint>
+
+#include "cc/box/exchange_kernel.h"
+#include "cc/common/status.h"
+
+namespace tf_smb {
+
+struct ExchangeRule {
+  MoveKind kind = MoveKind::kElastic;  // kElastic or kDelta
+  // The rate of the move is `rate` itself, or, with `per_worker`, `rate` divided by
+  // the number of live workers.
+  float rate = 0.9f;
+  bool per_worker = true;
+
+  // INVALID_ARGUMENT with the accepted range.
+  Status Check() const;
+};
+
+// Which move a worker makes next. A worker alone copies its weights into the
+// center, so training alone costs nothing in quality; when the others have gone it
+// first meets the center they left behind.
+class MoveChooser {
+ public:
+  Move Next(const ExchangeRule& rule, uint32_t num_live, MoveOutput output);
+
+ private:
+  bool had_company_ = false;
+};
+
+}  // namespace tf_smb
+
+#endif  // TF_SMB_CC_CLIENT_EXCHANGE_RULE_H_

@@ -1,0 +1,147 @@
+// The CPU kernel of TfSmbExchange. On other devices TensorFlow places the op on the
+// host and copies.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/client/attached_segment.h"
+#include "cc/client/segment_registry.h"
+#include "cc/kernels/exchange_op.h"
+#include "cc/kernels/output_pool.h"
+#include "cc/kernels/tf_status.h"
+#include "tensorflow/c/kernels.h"
+#include "tensorflow/c/tf_tensor.h"
+
+namespace tf_smb {
+namespace {
+
+constexpr int kHandleInput = 0;
+constexpr int kStepsInput = 1;
+constexpr int kFirstLocalInput = 2;
+constexpr int kOutcomeOutput = 0;
+constexpr int kFirstDeltaOutput = 1;
+
+struct TensorDeleter {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
+
+Tensor GetInput(TF_OpKernelContext* context, int index, TF_Status* status) {
+  TF_Tensor* tensor = nullptr;
+  TF_GetInput(context, index, &tensor, status);
+  return Tensor(tensor);
+}
+
+Result<int64_t> GetInt64(TF_OpKernelContext* context, int index, TF_Status* status) {
+  const Tensor tensor = GetInput(context, index, status);
+  TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
+  if (TF_TensorElementCount(tensor.get()) != 1) {
+    return InvalidArgumentError("input " + std::to_string(index) + " must be a scalar");
+  }
+  return *static_cast<const int64_t*>(TF_TensorData(tensor.get()));
+}
+
+void ReleaseBlock(void* data, size_t, void*) { GlobalOutputPool().Release(data); }
+
+// A tensor of `like`'s shape on recycled memory.
+Tensor NewPooledTensor(const TF_Tensor* like) {
+  const size_t bytes = TF_TensorByteSize(like);
+  void* const block = GlobalOutputPool().Take(bytes);
+  if (block == nullptr) return nullptr;
+  std::vector<int64_t> shape(TF_NumDims(like));
+  for (size_t d = 0; d < shape.size(); ++d) shape[d] = TF_Dim(like, static_cast<int>(d));
+  TF_Tensor* const tensor =
+      TF_NewTensor(TF_TensorType(like), shape.data(), static_cast<int>(shape.size()), block, bytes,
+                   &ReleaseBlock, nullptr);
+  // TF_NewTensor has taken the block, and gives it back, in either case.
+  return Tensor(tensor);
+}
+
+Status CheckLocals(const Layout& layout, const std::vector<Tensor>& locals) {
+  const std::vector<Variable>& variables = layout.variables();
+  if (locals.size() != variables.size()) {
+    return InvalidArgumentError("the segment has " + std::to_string(variables.size()) +
+                                " variables, the op got " + std::to_string(locals.size()));
+  }
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const auto elements = static_cast<uint64_t>(TF_TensorElementCount(locals[i].get()));
+    if (elements != variables[i].num_elements) {
+      return InvalidArgumentError("input " + std::to_string(i) + " has " +
+                                  std::to_string(elements) + " elements, variable " +
+                                  variables[i].ToString() + " has " +
+                                  std::to_string(variables[i].num_elements));
+    }
+  }
+  return Status::Ok();
+}
+
+Status SetOutcome(TF_OpKernelContext* context, ExchangeOutcome outcome, TF_Status* status) {
+  const Tensor tensor(TF_AllocateOutput(context, kOutcomeOutput, TF_INT32, nullptr, 0,
+                                        sizeof(int32_t), status));
+  TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
+  *static_cast<int32_t*>(TF_TensorData(tensor.get())) = static_cast<int32_t>(outcome);
+  return Status::Ok();
+}
+
+Status Exchange(TF_OpKernelContext* context, TF_Status* status) {
+  TF_SMB_ASSIGN_OR_RETURN(const int64_t handle, GetInt64(context, kHandleInput, status));
+  TF_SMB_ASSIGN_OR_RETURN(const int64_t steps, GetInt64(context, kStepsInput, status));
+  const std::shared_ptr<AttachedSegment> segment = FindSegment(handle);
+  if (segment == nullptr) {
+    return FailedPreconditionError("segment handle " + std::to_string(handle) +
+                                   " is not attached in this process");
+  }
+  std::vector<Tensor> locals;
+  for (int i = kFirstLocalInput; i < TF_NumInputs(context); ++i) {
+    locals.push_back(GetInput(context, i, status));
+    TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
+  }
+  TF_SMB_RETURN_IF_ERROR(CheckLocals(segment->layout(), locals));
+
+  std::vector<Tensor> deltas;
+  std::vector<const float*> local_data;
+  std::vector<float*> delta_data;
+  for (const Tensor& local : locals) {
+    deltas.push_back(NewPooledTensor(local.get()));
+    if (deltas.back() == nullptr) return ResourceExhaustedError("no memory for an exchange");
+    local_data.push_back(static_cast<const float*>(TF_TensorData(local.get())));
+    delta_data.push_back(static_cast<float*>(TF_TensorData(deltas.back().get())));
+  }
+  TF_SMB_ASSIGN_OR_RETURN(const ExchangeOutcome outcome,
+                          segment->Exchange(local_data, delta_data, MoveOutput::kDelta,
+                                            static_cast<uint64_t>(steps)));
+  const std::vector<Tensor>& outputs = outcome == ExchangeOutcome::kMoved ? deltas : locals;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    TF_SetOutput(context, kFirstDeltaOutput + static_cast<int>(i), outputs[i].get(), status);
+    TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
+  }
+  return SetOutcome(context, outcome, status);
+}
+
+void Compute(void*, TF_OpKernelContext* context) {
+  TF_Status* const status = TF_NewStatus();
+  const Status result = Exchange(context, status);
+  if (!result.ok()) {
+    ToTensorFlow(result, status);
+    TF_OpKernelContext_Failure(context, status);
+  }
+  TF_DeleteStatus(status);
+}
+
+}  // namespace
+
+void RegisterExchangeKernel() {
+  TF_KernelBuilder* const builder =
+      TF_NewKernelBuilder(kExchangeOpName, "CPU", nullptr, &Compute, nullptr);
+  TF_Status* const status = TF_NewStatus();
+  TF_RegisterKernelBuilder(kExchangeOpName, builder, status);
+  if (TF_GetCode(status) != TF_OK) {
+    std::fprintf(stderr, "tf_smb: cannot register the kernel of %s: %s\n", kExchangeOpName,
+                 TF_Message(status));
+  }
+  TF_DeleteStatus(status);
+}
+
+}  // namespace tf_smb

@@ -1,0 +1,258 @@
+"""One `fit` of one worker: its share of the data, its callbacks, its beginning and its end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf_smb.callbacks import ExchangeAtBatchEnd
+from tf_smb.strategies import data, writing
+from tf_smb.strategies.ending import Settle, settling_rounds
+from tf_smb.strategies.reporting import ProgressReporter, report_path
+
+if TYPE_CHECKING:
+    from tf_smb.strategies.mirror import ModelMirror
+    from tf_smb.strategies.strategy import SMBStrategy
+
+# Epochs of a fit that a callback ends.
+_ENDLESS = 1_000_000
+# Apart enough that no two workers' shuffles meet.
+_SEED_STRIDE = 1_000_003
+
+
+class FitSession:
+    """Runs one `fit` under an SMBStrategy.
+
+    Args:
+        strategy: The model's strategy.
+        model: The model.
+        arguments: All arguments of `fit`, by name.
+    """
+
+    def __init__(
+        self, strategy: SMBStrategy, model: keras.Model, arguments: dict[str, Any]
+    ) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._arguments = arguments
+
+    def run(self, original: Callable[..., Any]) -> Any:
+        """Runs Keras' own `fit` on this worker's share, and ends at the center.
+
+        Returns:
+            Keras' History.
+
+        Raises:
+            FailedPreconditionError: The model cannot train with the others, and why.
+        """
+        strategy, model = self._strategy, self._model
+        if strategy.exchanges:
+            strategy.check_model(model)
+        self._take_share()
+        self._prepare_callbacks()
+        _salt_shuffle(strategy.worker_index)
+        try:
+            history = original(model, **self._arguments)
+            self._end(original)
+        except tf.errors.OpError:
+            self._abandon(raise_cause=True)
+            raise
+        except BaseException:
+            self._abandon(raise_cause=False)
+            raise
+        return history
+
+    # --- Before ---
+
+    def _take_share(self) -> None:
+        strategy, arguments = self._strategy, self._arguments
+        workers = strategy.num_workers if strategy.shards_data else 1
+        part = data.share(
+            arguments["x"],
+            arguments["y"],
+            arguments["sample_weight"],
+            arguments["validation_data"],
+            arguments["validation_split"] or 0.0,
+            workers,
+            strategy.worker_index if workers > 1 else 0,
+        )
+        arguments.update(x=part.x, y=part.y, sample_weight=part.sample_weight)
+        if part.divided and part.validation_data is not arguments["validation_data"]:
+            arguments.update(validation_data=part.validation_data, validation_split=0.0)
+        if strategy.worker_index == 0 and strategy.num_workers > 1:
+            if part.warning:
+                print(f"tf_smb: {part.warning}", flush=True)
+            print(self._first_line(part), flush=True)
+
+    def _first_line(self, part: data.Share) -> str:
+        workers = self._strategy.num_workers
+        steps_per_epoch = self._arguments["steps_per_epoch"]
+        batch = data.batch_of(
+            part.x, self._arguments["batch_size"], steps_per_epoch, part.samples
+        )
+        steps = data.steps_of(part.x, batch, steps_per_epoch, part.samples)
+        if part.samples is not None and part.total_samples is not None:
+            text = (
+                f"{workers} workers: each trains on {part.samples:,} of {part.total_samples:,} "
+                "samples per epoch"
+            )
+        elif part.divided:
+            text = f"{workers} workers: each trains on 1/{workers} of the data per epoch"
+        else:
+            text = f"{workers} workers: each trains on all of the data"
+        if batch is not None:
+            text += f", batch {batch} ({batch * workers} in total)"
+        if steps is not None:
+            text += f", {steps} steps"
+        return text
+
+    def _prepare_callbacks(self) -> None:
+        from tf_smb.strategies import keras_hooks
+
+        strategy, arguments = self._strategy, self._arguments
+        callbacks = _as_list(arguments["callbacks"])
+        if strategy.exchanges:
+            at_batch_end = any(isinstance(c, ExchangeAtBatchEnd) for c in callbacks)
+            if self._model.jit_compile is True and not at_batch_end:
+                keras_hooks.refuse_jit_compile(self._model)
+            keras_hooks.set_exchanges_at_batch_end(self._model, at_batch_end)
+        if not _is_first(strategy):
+            callbacks, skipped = writing.without_file_writers(callbacks)
+            if skipped:
+                print(
+                    f"tf_smb: worker {strategy.worker_index}: {', '.join(skipped)} left to the "
+                    "chief, since all workers would write the same files",
+                    flush=True,
+                )
+            if arguments["verbose"] in ("auto", 1):
+                arguments["verbose"] = 2
+        if strategy.exchanges:
+            # Last, so that a callback that loads weights at the beginning comes before.
+            callbacks.append(_BeginTraining(strategy))
+        arguments["callbacks"] = _with_reporter(callbacks, strategy.worker_index, arguments)
+
+    # --- After ---
+
+    def _end(self, original: Callable[..., Any]) -> None:
+        strategy = self._strategy
+        if not strategy.exchanges:
+            return
+        mirror = strategy.mirror(self._model)
+        if self._model.stop_training and mirror.leave_alone(strategy.keeps_local):
+            print(
+                f"tf_smb: worker {strategy.worker_index} stopped early, at step "
+                f"{int(mirror.steps)}, and left; the others go on",
+                flush=True,
+            )
+            return
+        fewest_steps = mirror.finish(strategy.end_timeout_s, _announce)
+        rounds = settling_rounds(
+            strategy.settle_steps, fewest_steps, self._model.steps_per_execution
+        )
+        if rounds > 0 and len(mirror.segment.live_workers()) > 1:
+            self._settle(original, mirror, rounds)
+        mirror.end(strategy.keeps_local)
+
+    def _settle(self, original: Callable[..., Any], mirror: ModelMirror, rounds: int) -> None:
+        """Makes a few steps in lockstep with the other workers (see ending.py)."""
+        model = self._model
+        history, stopped = model.history, model.stop_training
+        with mirror.lockstep(self._strategy.end_timeout_s, _announce) as meet:
+            if self._can_repeat():
+                again = {
+                    **self._arguments,
+                    "epochs": _ENDLESS,
+                    "initial_epoch": 0,
+                    "verbose": 0,
+                    "callbacks": [Settle(mirror, rounds, meet)],
+                    "validation_data": None,
+                    "validation_split": 0.0,
+                }
+                original(model, **again)
+            else:
+                for _ in range(rounds):  # without progress of its own, but there
+                    meet()
+        model.history, model.stop_training = history, stopped
+
+    def _can_repeat(self) -> bool:
+        """Whether the data can be gone through once more, and the weights trained on."""
+        x = self._arguments["x"]
+        repeatable = data.is_arrays(x) or isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
+        return repeatable and not getattr(self._model.optimizer, "use_ema", False)
+
+    def _abandon(self, raise_cause: bool) -> None:
+        """After an exception: nobody shall wait for this worker; its own error comes first."""
+        strategy = self._strategy
+        if not strategy.exchanges or not strategy.has_mirror(self._model):
+            return
+        segment = strategy.mirror(self._model).segment
+        segment.leave()
+        if raise_cause:
+            segment.raise_last_error()
+
+
+class PlainSession:
+    """The plain side of `tf-smb run --compare`: Keras' own fit, reported."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs Keras' own `fit`, adding only the reporter."""
+        bound = inspect.signature(original).bind(self._model, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        del arguments["self"]
+        arguments["callbacks"] = _with_reporter(_as_list(arguments["callbacks"]), 0, arguments)
+        return original(self._model, **arguments)
+
+
+class _BeginTraining(keras.callbacks.Callback):
+    """Joins the box once the model is built and before its first step."""
+
+    def __init__(self, strategy: SMBStrategy) -> None:
+        super().__init__()
+        self._strategy = strategy
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.model.built and self.model.weights:
+            self._strategy.begin_training(self.model)
+
+
+def _announce(line: str) -> None:
+    print(line, flush=True)
+
+
+def _is_first(strategy: SMBStrategy) -> bool:
+    """Who draws and writes during a fit: decided once, at its beginning."""
+    return strategy.num_workers == 1 or strategy.is_chief
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+
+
+def _with_reporter(
+    callbacks: list[Any], worker_index: int, arguments: dict[str, Any]
+) -> list[Any]:
+    path = report_path(worker_index)
+    if path is None:
+        return callbacks
+    batch = data.batch_of(arguments["x"], arguments["batch_size"], arguments["steps_per_epoch"], None)
+    return [*callbacks, ProgressReporter(path, worker_index, batch)]
+
+
+def _salt_shuffle(worker_index: int) -> None:
+    """Gives each worker its own order of samples where the script has set a seed."""
+    seed = context.global_seed()
+    if seed is not None and worker_index > 0:
+        tf.random.set_seed((seed + worker_index * _SEED_STRIDE) % (2**31))

@@ -1,0 +1,709 @@
+// Over real memfds and real processes: children are forked before any thread is made.
+#include "cc/box/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/wire/coding.h"
+#include "cc/wire/messages.h"
+
+namespace tf_smb {
+namespace {
+
+constexpr double kLongSeconds = 60.0;
+constexpr int64_t kLongNanos = 60 * kNanosPerSecond;
+
+Layout LayoutOf(const std::vector<std::vector<int64_t>>& shapes) {
+  std::vector<Variable> variables;
+  for (const auto& shape : shapes) {
+    Variable variable;
+    variable.name = "v" + std::to_string(variables.size());
+    variable.shape = shape;
+    variables.push_back(variable);
+  }
+  return *Layout::Create(variables);
+}
+
+SegmentOptions Options(double lease_s = 3600.0) {
+  SegmentOptions options;
+  options.name = "run/0";
+  options.job_id = "job-1";
+  options.num_workers = 3;
+  options.lease_s = lease_s;
+  options.layout = LayoutOf({{3, 4}, {}});
+  return options;
+}
+
+std::unique_ptr<Segment> Make(const SegmentOptions& options = Options()) {
+  Result<std::unique_ptr<Segment>> segment = Segment::Create(options);
+  EXPECT_TRUE(segment.ok()) << segment.status().message();
+  return std::move(segment).value();
+}
+
+UniqueFd Duplicate(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+std::unique_ptr<Segment> MapAgain(const Segment& segment) {
+  Result<std::unique_ptr<Segment>> mapped = Segment::Map(Duplicate(segment.fd()));
+  EXPECT_TRUE(mapped.ok()) << mapped.status().message();
+  return std::move(mapped).value();
+}
+
+// The bytes of a segment, to look at and to damage.
+class RawSegment {
+ public:
+  explicit RawSegment(int fd) {
+    struct stat info;
+    EXPECT_EQ(fstat(fd, &info), 0);
+    mapping_ = std::move(MemoryMapping::MapShared(fd, static_cast<uint64_t>(info.st_size))).value();
+  }
+  char* data() const { return mapping_.data(); }
+  uint64_t size() const { return mapping_.size_bytes(); }
+  SegmentHeader* header() const { return reinterpret_cast<SegmentHeader*>(data()); }
+  ControlBlock* control() const {
+    return reinterpret_cast<ControlBlock*>(data() + header()->control_offset);
+  }
+
+ private:
+  MemoryMapping mapping_;
+};
+
+// Runs `body` in a child, which ends with its return value.
+pid_t Spawn(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  _exit(body());
+}
+
+// Its exit code, or minus the signal that ended it.
+int WaitExit(pid_t child) {
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+void Kill(pid_t child) {
+  kill(child, SIGKILL);
+  EXPECT_EQ(WaitExit(child), -SIGKILL);
+}
+
+bool WaitUntil(const std::function<bool()>& condition) {
+  const Deadline deadline = Deadline::After(kLongSeconds);
+  while (!condition()) {
+    if (deadline.Expired()) return false;
+    usleep(200);
+  }
+  return true;
+}
+
+// A child that maps the segment, joins it, runs `then` and stays.
+pid_t SpawnMember(const Segment& segment, std::optional<uint32_t> index,
+                  const std::function<void(Segment*, MemberId)>& then = {}) {
+  const uint32_t before = segment.CountLive();
+  const pid_t child = Spawn([&] {
+    const std::unique_ptr<Segment> own = MapAgain(segment);
+    const Result<MemberId> member = own->Join(index);
+    if (!member.ok()) return 1;
+    if (then) then(own.get(), *member);
+    for (;;) pause();
+  });
+  EXPECT_TRUE(WaitUntil([&] { return segment.CountLive() > before; }));
+  return child;
+}
+
+// --- Creation and mapping ------------------------------------------------------
+
+TEST(SegmentTest, HoldsWhatItWasTold) {
+  const std::unique_ptr<Segment> segment = Make();
+  for (const Segment* s : {segment.get(), MapAgain(*segment).release()}) {
+    EXPECT_EQ(s->name(), "run/0");
+    EXPECT_EQ(s->job_id(), "job-1");
+    EXPECT_EQ(s->num_workers(), 3u);
+    EXPECT_EQ(s->lease_s(), 3600.0);
+    EXPECT_EQ(s->layout().Encode(), Options().layout.Encode());
+    EXPECT_EQ(s->version(), 0u);
+    EXPECT_FALSE(s->seeded());
+    EXPECT_FALSE(s->ever_joined());
+    EXPECT_EQ(s->CountLive(), 0u);
+    ASSERT_EQ(s->num_chunks(), 1u);
+    for (uint64_t i = 0; i < s->layout().num_elements(); ++i) EXPECT_EQ(s->center()[i], 0.0f);
+    if (s != segment.get()) delete s;
+  }
+}
+
+TEST(SegmentTest, MappingsShareTheCenter) {
+  const std::unique_ptr<Segment> segment = Make(), mapped = MapAgain(*segment);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(mapped->center()) % 64, 0u);
+  segment->center()[11] = 2.5f;
+  mapped->AdvanceVersion();
+  EXPECT_EQ(mapped->center()[11], 2.5f);
+  EXPECT_EQ(segment->version(), 1u);
+}
+
+TEST(SegmentTest, PiecesCoverEveryElementOnce) {
+  SegmentOptions options = Options();
+  const int64_t chunk = kChunkElements;
+  options.layout = LayoutOf({{chunk - 16}, {}, {0}, {2 * chunk + 5}, {0, 3}, {chunk}, {7, 3}});
+  const std::unique_ptr<Segment> segment = Make(options);
+  const std::vector<Variable>& variables = segment->layout().variables();
+  std::vector<uint64_t> seen(variables.size(), 0);
+  EXPECT_EQ(segment->num_chunks(),
+            (segment->layout().num_elements() + kChunkElements - 1) / kChunkElements);
+  for (uint64_t c = 0; c < segment->num_chunks(); ++c) {
+    for (const ChunkPiece& piece : segment->pieces(c)) {
+      EXPECT_GT(piece.count, 0u);
+      EXPECT_GE(piece.center_offset, c * kChunkElements);
+      EXPECT_LE(piece.center_offset + piece.count, (c + 1) * kChunkElements);
+      EXPECT_EQ(piece.variable_offset, seen[piece.variable]);  // in order, without holes
+      EXPECT_EQ(piece.center_offset,
+                variables[piece.variable].offset_elements + piece.variable_offset);
+      seen[piece.variable] += piece.count;
+    }
+  }
+  for (size_t v = 0; v < variables.size(); ++v) EXPECT_EQ(seen[v], variables[v].num_elements);
+}
+
+TEST(SegmentTest, NothingButEmptyVariables) {
+  SegmentOptions options = Options();
+  options.layout = LayoutOf({{0}, {3, 0}});
+  const std::unique_ptr<Segment> segment = Make(options);
+  EXPECT_EQ(segment->num_chunks(), 0u);
+  EXPECT_EQ(MapAgain(*segment)->num_chunks(), 0u);
+}
+
+TEST(SegmentTest, RefusesBadOptions) {
+  std::vector<SegmentOptions> bad(6, Options());
+  bad[0].name = "";
+  bad[1].name = std::string(kMaxSegmentNameBytes + 1, 'n');
+  bad[2].job_id = std::string(kMaxJobIdBytes + 1, 'j');
+  bad[3].num_workers = 0;
+  bad[4].num_workers = kMaxWorkers + 1;
+  bad[5].name = std::string("a\0b", 3);
+  for (const SegmentOptions& options : bad) {
+    EXPECT_EQ(Segment::Create(options).status().code(), StatusCode::kInvalidArgument);
+  }
+  SegmentOptions longest = Options();
+  longest.name = std::string(kMaxSegmentNameBytes, 'n');
+  longest.job_id = std::string(kMaxJobIdBytes, 'j');
+  EXPECT_EQ(MapAgain(*Make(longest))->name(), longest.name);
+  EXPECT_EQ(MapAgain(*Make(longest))->job_id(), longest.job_id);
+}
+
+TEST(SegmentTest, MoreThanTheMachineHasNamesBothNumbers) {
+  SegmentOptions options = Options();
+  options.layout = LayoutOf({{1LL << 46}, {5}});
+  const Status status = Segment::Create(options).status();
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  // 2^48 bytes, and the chunk table's 2^30 locks of 64 bytes or more.
+  const size_t needs = status.message().find("'run/0' needs ");
+  ASSERT_NE(needs, std::string::npos) << status.message();
+  EXPECT_GT(std::stoull(status.message().substr(needs + 14)), 1ULL << 28);
+  const size_t available = status.message().find(" MiB, and ");
+  ASSERT_NE(available, std::string::npos) << status.message();
+  EXPECT_GT(std::stoull(status.message().substr(available + 10)), 0u);
+}
+
+// --- Hostile and damaged bytes -------------------------------------------------
+
+UniqueFd CopyOf(const RawSegment& raw, uint64_t bytes, bool seal) {
+  UniqueFd fd(memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  const uint64_t kept = std::min(bytes, raw.size());
+  EXPECT_EQ(pwrite(fd.get(), raw.data(), kept, 0), static_cast<ssize_t>(kept));
+  const int seals = seal ? F_SEAL_SHRINK | F_SEAL_GROW : 0;
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  return fd;
+}
+
+TEST(SegmentMapTest, WholeCopyIsFine) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  EXPECT_TRUE(Segment::Map(CopyOf(raw, raw.size(), /*seal=*/true)).ok());
+}
+
+TEST(SegmentMapTest, UnsealedOrNoSegmentIsRefused) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  EXPECT_EQ(Segment::Map(CopyOf(raw, raw.size(), /*seal=*/false)).status().code(),
+            StatusCode::kDataLoss);
+  EXPECT_EQ(Segment::Map(UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC))).status().code(),
+            StatusCode::kDataLoss);
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd other_end(ends[1]);
+  EXPECT_EQ(Segment::Map(UniqueFd(ends[0])).status().code(), StatusCode::kDataLoss);
+  EXPECT_FALSE(Segment::Map(UniqueFd()).ok());
+}
+
+TEST(SegmentMapTest, CutShortOrTooLongIsRefused) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  std::vector<uint64_t> sizes = {0, 1, sizeof(SegmentHeader), kPageBytes - 1, raw.size() - 1,
+                                 raw.size() + 1, raw.size() + kPageBytes, 1ULL << 40};
+  for (uint64_t size = kPageBytes; size < raw.size(); size += kPageBytes) sizes.push_back(size);
+  for (const uint64_t size : sizes) {
+    const Status status = Segment::Map(CopyOf(raw, size, /*seal=*/true)).status();
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << size << ": " << status.ToString();
+  }
+}
+
+TEST(SegmentMapTest, AnyFlippedBitOfHeaderOrDirectoryIsRefused) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  const auto check = [&](uint64_t at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      raw.data()[at] ^= static_cast<char>(1 << bit);
+      const Status status = Segment::Map(Duplicate(segment->fd())).status();
+      EXPECT_TRUE(status.code() == StatusCode::kDataLoss ||
+                  status.code() == StatusCode::kFailedPrecondition)
+          << "byte " << at << " bit " << bit << ": " << status.ToString();
+      raw.data()[at] ^= static_cast<char>(1 << bit);
+    }
+  };
+  for (uint64_t at = 0; at < sizeof(SegmentHeader); ++at) check(at);
+  for (uint64_t i = 0; i < raw.header()->directory_bytes; ++i) {
+    check(raw.header()->directory_offset + i);
+  }
+  EXPECT_TRUE(Segment::Map(Duplicate(segment->fd())).ok());
+}
+
+TEST(SegmentMapTest, OtherFormatVersionNamesBoth) {
+  const std::unique_ptr<Segment> segment = Make();
+  RawSegment(segment->fd()).header()->format_version = 7;
+  const Status status = Segment::Map(Duplicate(segment->fd())).status();
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("format 7"), std::string::npos);
+  EXPECT_NE(status.message().find("format 1"), std::string::npos);
+}
+
+// A forged checksum makes it a valid header, which must still be within bounds.
+TEST(SegmentMapTest, ForgedHeadersAreRefusedOrHarmless) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  const std::string directory(raw.data() + raw.header()->directory_offset,
+                              raw.header()->directory_bytes);
+  const SegmentHeader good = *raw.header();
+  std::mt19937_64 random(3);
+  const uint64_t interesting[] = {0,  1,  kPageBytes, raw.size(), raw.size() - 1, 1ULL << 47,
+                                  1ULL << 62, ~0ULL, ~0ULL - kPageBytes};
+  for (int round = 0; round < 3000; ++round) {
+    SegmentHeader forged = good;
+    uint64_t* const fields[] = {&forged.total_bytes,    &forged.directory_offset,
+                                &forged.directory_bytes, &forged.control_offset,
+                                &forged.chunks_offset,   &forged.num_chunks,
+                                &forged.center_offset,   &forged.center_elements};
+    for (uint64_t changes = 1 + random() % 3; changes > 0; --changes) {
+      *fields[random() % std::size(fields)] =
+          random() % 4 == 0 ? random() : interesting[random() % std::size(interesting)];
+    }
+    std::string bytes(reinterpret_cast<const char*>(&forged), offsetof(SegmentHeader, checksum));
+    forged.checksum = Checksum(bytes + directory);
+    *raw.header() = forged;
+    const Result<std::unique_ptr<Segment>> mapped = Segment::Map(Duplicate(segment->fd()));
+    if (mapped.ok()) {
+      EXPECT_EQ(std::memcmp(&forged, &good, offsetof(SegmentHeader, checksum)), 0);
+    }
+  }
+  *raw.header() = good;
+  raw.header()->num_workers = 0;  // no bound protects it: whoever divides by it checks
+  std::memset(raw.header()->name, 'x', sizeof(good.name));  // without its zero
+  raw.header()->checksum = Checksum(
+      std::string(reinterpret_cast<const char*>(raw.data()), offsetof(SegmentHeader, checksum)) +
+      directory);
+  EXPECT_EQ(MapAgain(*segment)->name(), std::string(sizeof(good.name), 'x'));
+}
+
+TEST(SegmentMapTest, DamagedCountersAndSlotsAreHarmless) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  std::mt19937_64 random(4);
+  ControlBlock* const control = raw.control();
+  for (int round = 0; round < 300; ++round) {
+    control->slots_used.store(static_cast<uint32_t>(random()));
+    control->seeder_slot.store(static_cast<uint32_t>(random()));
+    control->seed_state.store(static_cast<uint32_t>(random() % 4));
+    control->meetings_closed.store(random());
+    for (int i = 0; i < 8; ++i) {
+      MemberSlot& slot = control->members[random() % kMaxMembers];
+      slot.state.store(static_cast<uint32_t>(random() % 6));
+      slot.worker_index.store(static_cast<uint32_t>(random()));
+      slot.renewed_nanos.store(static_cast<int64_t>(random()));
+    }
+    segment->Members();
+    EXPECT_LE(segment->CountLive(), kMaxMembers);
+    const Result<MemberId> member = segment->Join(std::nullopt);
+    if (!member.ok()) continue;
+    segment->TryCloseMeeting(segment->Arrive(*member));
+    segment->BeginSeeding(*member);
+    segment->Leave(*member);
+  }
+}
+
+// --- Members -------------------------------------------------------------------
+
+TEST(MembersTest, LowestFreeIndexUnlessTold) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId first = *segment->Join(std::nullopt);
+  EXPECT_TRUE(segment->Join(2).ok());
+  EXPECT_TRUE(segment->Join(std::nullopt).ok());
+  EXPECT_TRUE(segment->Join(std::nullopt).ok());
+  std::vector<uint32_t> indexes;
+  for (const MemberInfo& member : segment->Members()) indexes.push_back(member.worker_index);
+  EXPECT_EQ(indexes, (std::vector<uint32_t>{0, 1, 2, 3}));
+  segment->Leave(first);
+  EXPECT_EQ(segment->CountLive(), 3u);
+  const MemberId again = *segment->Join(std::nullopt);
+  EXPECT_GT(again.incarnation, first.incarnation);
+  const std::vector<MemberInfo> members = segment->Members();
+  ASSERT_EQ(members.size(), 5u);  // it still tells who left
+  EXPECT_EQ(members[0].worker_index, 0u);
+  EXPECT_EQ(members[0].state, MemberState::kLeft);
+  EXPECT_EQ(members[1].worker_index, 0u);
+  EXPECT_EQ(members[1].state, MemberState::kLive);
+  EXPECT_EQ(members[1].incarnation, again.incarnation);
+  EXPECT_EQ(members[1].process_id, static_cast<uint32_t>(getpid()));
+  EXPECT_TRUE(segment->ever_joined());
+}
+
+TEST(MembersTest, TakenIndexNamesTheProcess) {
+  const std::unique_ptr<Segment> segment = Make();
+  ASSERT_TRUE(segment->Join(1).ok());
+  const Status status = segment->Join(1).status();
+  EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
+  EXPECT_NE(status.message().find("worker index 1"), std::string::npos);
+  EXPECT_NE(status.message().find(std::to_string(getpid())), std::string::npos);
+  EXPECT_EQ(segment->Join(kMaxWorkers).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(segment->Join(kMaxWorkers - 1).ok());
+}
+
+TEST(MembersTest, AllSlotsTakenThenReused) {
+  const std::unique_ptr<Segment> segment = Make();
+  std::vector<MemberId> members;
+  for (uint32_t i = 0; i < kMaxMembers; ++i) members.push_back(*segment->Join(std::nullopt));
+  EXPECT_EQ(segment->CountLive(), kMaxMembers);
+  EXPECT_EQ(segment->Join(std::nullopt).status().code(), StatusCode::kResourceExhausted);
+  segment->Leave(members[500]);
+  const Result<MemberId> again = segment->Join(std::nullopt);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->slot, members[500].slot);
+  EXPECT_EQ(segment->CheckMember(members[500]).code(), StatusCode::kAborted);
+  EXPECT_TRUE(segment->CheckMember(*again).ok());
+  for (const MemberId& member : members) {
+    if (member.slot != again->slot) segment->Leave(member);
+  }
+  segment->Leave(*again);
+  EXPECT_EQ(segment->CountLive(), 0u);
+}
+
+TEST(MembersTest, ProgressIsSeen) {
+  const std::unique_ptr<Segment> segment = Make(), other = MapAgain(*segment);
+  const MemberId member = *segment->Join(std::nullopt);
+  segment->PublishProgress(member, 30);
+  segment->PublishProgress(member, 40);
+  segment->SetTraining(member, true);
+  const MemberInfo info = other->Members().at(0);
+  EXPECT_EQ(info.steps, 40u);
+  EXPECT_EQ(info.exchanges, 2u);
+  EXPECT_TRUE(info.training);
+}
+
+TEST(MembersTest, WhoStopsRenewingIsFenced) {
+  const std::unique_ptr<Segment> segment = Make(Options(/*lease_s=*/0.05));
+  const MemberId silent = *segment->Join(0), busy = *segment->Join(1);
+  ASSERT_TRUE(WaitUntil([&] {
+    EXPECT_TRUE(segment->Renew(busy).ok());
+    return !segment->CheckMember(silent).ok();
+  }));
+  EXPECT_EQ(segment->CheckMember(silent).code(), StatusCode::kAborted);
+  EXPECT_EQ(segment->Members().at(0).state, MemberState::kDead);
+  EXPECT_EQ(segment->Renew(silent).code(), StatusCode::kAborted);  // too late
+  EXPECT_FALSE(segment->BeginSeeding(silent));
+  EXPECT_FALSE(segment->LeaveUnlessLast(silent));
+  // Its index is free, its slot is not: it still holds the slot's mutex.
+  const MemberId successor = *segment->Join(0);
+  EXPECT_NE(successor.slot, silent.slot);
+  segment->Leave(silent);  // harmless
+  EXPECT_TRUE(segment->CheckMember(successor).ok());
+}
+
+TEST(MembersTest, RenewingInTimeKeepsTheLease) {
+  const std::unique_ptr<Segment> segment = Make(Options(/*lease_s=*/30.0));
+  const MemberId member = *segment->Join(std::nullopt);
+  RawSegment raw(segment->fd());
+  raw.control()->members[member.slot].renewed_nanos.store(BootTimeNanos() - 20 * kNanosPerSecond);
+  EXPECT_FALSE(segment->Reap());
+  raw.control()->members[member.slot].renewed_nanos.store(BootTimeNanos() - 40 * kNanosPerSecond);
+  EXPECT_TRUE(segment->Renew(member).ok());  // late, but nobody had reaped it
+  EXPECT_TRUE(segment->CheckMember(member).ok());
+}
+
+TEST(MembersTest, KilledMemberIsDeadAtOnce) {
+  const std::unique_ptr<Segment> segment = Make();  // a lease of an hour
+  const pid_t child = SpawnMember(*segment, 2);
+  EXPECT_EQ(segment->Members().at(0).state, MemberState::kLive);
+  EXPECT_EQ(segment->Members().at(0).process_id, static_cast<uint32_t>(child));
+  EXPECT_EQ(segment->Join(2).status().code(), StatusCode::kAlreadyExists);
+  Kill(child);
+  EXPECT_EQ(segment->Members().at(0).state, MemberState::kDead);
+  EXPECT_EQ(segment->CountLive(), 0u);
+  EXPECT_TRUE(segment->Join(2).ok());
+}
+
+TEST(MembersTest, StoppedMemberIsNotDeadBeforeItsLease) {
+  const std::unique_ptr<Segment> segment = Make();
+  const pid_t child = SpawnMember(*segment, 0);
+  kill(child, SIGSTOP);
+  EXPECT_EQ(segment->Members().at(0).state, MemberState::kLive);
+  Kill(child);
+}
+
+TEST(MembersTest, DeathUnderTheControlLockStopsNobody) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  const pid_t child = Spawn([&] {
+    const RawSegment own(segment->fd());
+    if (!Holds(own.control()->mutex.TryLock())) return 1;
+    raise(SIGKILL);
+    return 0;
+  });
+  ASSERT_EQ(WaitExit(child), -SIGKILL);
+  EXPECT_TRUE(segment->Join(std::nullopt).ok());
+}
+
+TEST(MembersTest, AbsentWorkersAreRemembered) {
+  const std::unique_ptr<Segment> segment = Make(), other = MapAgain(*segment);
+  EXPECT_FALSE(other->IsAbsent(64));
+  segment->MarkAbsent(64);
+  segment->MarkAbsent(kMaxWorkers - 1);
+  segment->MarkAbsent(kMaxWorkers);  // ignored
+  EXPECT_TRUE(other->IsAbsent(64));
+  EXPECT_TRUE(other->IsAbsent(kMaxWorkers - 1));
+  EXPECT_FALSE(other->IsAbsent(0));
+  EXPECT_FALSE(other->IsAbsent(65));
+}
+
+TEST(MembersTest, ChangesWakeOtherProcesses) {
+  const std::unique_ptr<Segment> segment = Make();
+  const pid_t child = Spawn([&] {
+    const std::unique_ptr<Segment> own = MapAgain(*segment);
+    const Deadline deadline = Deadline::After(kLongSeconds);
+    for (;;) {
+      const uint32_t seen = own->changes();
+      if (own->CountLive() == 1) return 0;
+      own->WaitForChange(seen, kLongNanos);
+      if (deadline.Expired()) return 1;
+    }
+  });
+  usleep(50'000);
+  ASSERT_TRUE(segment->Join(std::nullopt).ok());
+  EXPECT_EQ(WaitExit(child), 0);
+}
+
+TEST(MembersTest, LastTrainingMemberStays) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1), idle = *segment->Join(2);
+  segment->SetTraining(a, true);
+  segment->SetTraining(b, true);
+  segment->SetTraining(idle, false);
+  EXPECT_TRUE(segment->LeaveUnlessLast(a));
+  EXPECT_EQ(segment->CheckMember(a).code(), StatusCode::kAborted);
+  EXPECT_FALSE(segment->LeaveUnlessLast(a));
+  EXPECT_FALSE(segment->LeaveUnlessLast(b));  // the idle one does not count
+  EXPECT_TRUE(segment->CheckMember(b).ok());
+  segment->Leave(a);
+  EXPECT_EQ(segment->Members().at(0).state, MemberState::kLeft);
+}
+
+TEST(MembersTest, OfManyThatLeaveAtOnceExactlyOneStays) {
+  constexpr int kProcesses = 8;
+  for (int round = 0; round < 5; ++round) {
+    const std::unique_ptr<Segment> segment = Make();
+    std::vector<pid_t> children;
+    for (int i = 0; i < kProcesses; ++i) {
+      children.push_back(Spawn([&, i] {
+        const std::unique_ptr<Segment> own = MapAgain(*segment);
+        const MemberId member = *own->Join(i);
+        own->SetTraining(member, true);
+        const Deadline deadline = Deadline::After(kLongSeconds);
+        while (own->version() == 0 && !deadline.Expired()) {}
+        const bool left = own->LeaveUnlessLast(member);
+        own->AdvanceVersion();
+        // Nobody dies before all have decided: the dead are no company.
+        while (own->version() < kProcesses + 1 && !deadline.Expired()) usleep(100);
+        return left ? 10 : 20;
+      }));
+    }
+    ASSERT_TRUE(WaitUntil([&] {
+      const std::vector<MemberInfo> members = segment->Members();
+      return std::count_if(members.begin(), members.end(), [](const MemberInfo& m) {
+               return m.training;
+             }) == kProcesses;
+    }));
+    segment->AdvanceVersion();
+    int stayed = 0;
+    for (const pid_t child : children) {
+      const int code = WaitExit(child);
+      EXPECT_TRUE(code == 10 || code == 20) << code;
+      stayed += code == 20 ? 1 : 0;
+    }
+    EXPECT_EQ(stayed, 1);
+  }
+}
+
+// --- Seeding -------------------------------------------------------------------
+
+TEST(SeedingTest, OnlyOneSeeds) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  EXPECT_TRUE(segment->BeginSeeding(a));
+  EXPECT_FALSE(segment->BeginSeeding(b));
+  EXPECT_TRUE(segment->BeginSeeding(a));  // it may try again
+  segment->FinishSeeding(b);              // not its seeding
+  EXPECT_FALSE(segment->seeded());
+  segment->FinishSeeding(a);
+  EXPECT_TRUE(segment->seeded());
+  EXPECT_FALSE(segment->BeginSeeding(a));
+  EXPECT_FALSE(segment->BeginSeeding(b));
+}
+
+TEST(SeedingTest, SeederThatLeavesGivesItUp) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_TRUE(segment->BeginSeeding(a));
+  segment->Leave(a);
+  EXPECT_TRUE(segment->BeginSeeding(b));
+  segment->SetTraining(*segment->Join(2), true);
+  ASSERT_TRUE(segment->LeaveUnlessLast(b));
+  EXPECT_TRUE(segment->BeginSeeding(*segment->Join(3)));
+}
+
+TEST(SeedingTest, LeavingAfterSeedingKeepsTheCenter) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0);
+  ASSERT_TRUE(segment->BeginSeeding(a));
+  segment->FinishSeeding(a);
+  segment->Leave(a);
+  EXPECT_TRUE(segment->seeded());
+}
+
+TEST(SeedingTest, KilledSeederIsReplaced) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId other = *segment->Join(1);
+  const RawSegment raw(segment->fd());
+  const pid_t child = SpawnMember(*segment, 0, [](Segment* own, MemberId member) {
+    if (!own->BeginSeeding(member)) _exit(1);
+  });
+  ASSERT_TRUE(WaitUntil([&] {
+    return raw.control()->seed_state.load() == static_cast<uint32_t>(SeedState::kSeeding);
+  }));
+  EXPECT_FALSE(segment->BeginSeeding(other));
+  Kill(child);
+  EXPECT_TRUE(segment->BeginSeeding(other));
+  segment->FinishSeeding(other);
+  EXPECT_TRUE(segment->seeded());
+}
+
+TEST(SeedingTest, FencedSeederCannotFinish) {
+  const std::unique_ptr<Segment> segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId slow = *segment->Join(0), other = *segment->Join(1);
+  ASSERT_TRUE(segment->BeginSeeding(slow));
+  raw.control()->members[slow.slot].renewed_nanos.store(BootTimeNanos() -
+                                                      7200 * kNanosPerSecond);
+  ASSERT_TRUE(segment->Reap());
+  ASSERT_TRUE(segment->BeginSeeding(other));
+  segment->FinishSeeding(slow);
+  EXPECT_FALSE(segment->seeded());
+  segment->FinishSeeding(other);
+  EXPECT_TRUE(segment->seeded());
+}
+
+// --- Meetings ------------------------------------------------------------------
+
+TEST(MeetingTest, ClosesWhenAllHaveArrived) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    segment->SetTraining(a, true);
+    EXPECT_EQ(segment->Arrive(a), round);
+    EXPECT_FALSE(segment->Members().at(0).training);  // it makes no more steps
+    EXPECT_FALSE(segment->TryCloseMeeting(round));
+    EXPECT_EQ(segment->Arrive(b), round);
+    EXPECT_TRUE(segment->TryCloseMeeting(round));
+    EXPECT_TRUE(segment->TryCloseMeeting(round));
+    EXPECT_FALSE(segment->MeetingFinished(round));
+    segment->FinishMeeting(b, round);
+    EXPECT_FALSE(segment->MeetingFinished(round));
+    segment->FinishMeeting(a, round);
+    EXPECT_TRUE(segment->MeetingFinished(round));
+  }
+}
+
+TEST(MeetingTest, NobodyWaitsForWhoLeft) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  const uint64_t meeting = segment->Arrive(a);
+  EXPECT_FALSE(segment->TryCloseMeeting(meeting));
+  segment->Leave(b);
+  EXPECT_TRUE(segment->TryCloseMeeting(meeting));
+}
+
+TEST(MeetingTest, KilledMemberIsDropped) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0);
+  const pid_t never_comes = SpawnMember(*segment, 1);
+  const uint64_t meeting = segment->Arrive(a);
+  EXPECT_FALSE(segment->TryCloseMeeting(meeting));
+  Kill(never_comes);
+  EXPECT_TRUE(segment->TryCloseMeeting(meeting));
+  segment->FinishMeeting(a, meeting);
+  EXPECT_TRUE(segment->MeetingFinished(meeting));
+}
+
+TEST(MeetingTest, ReaderThatDiesIsDropped) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0);
+  const pid_t reader = SpawnMember(*segment, 1, [](Segment* own, MemberId member) {
+    own->Arrive(member);
+  });
+  const uint64_t meeting = segment->Arrive(a);
+  ASSERT_TRUE(WaitUntil([&] { return segment->TryCloseMeeting(meeting); }));
+  segment->FinishMeeting(a, meeting);
+  EXPECT_FALSE(segment->MeetingFinished(meeting));
+  Kill(reader);
+  segment->Reap();
+  EXPECT_TRUE(segment->MeetingFinished(meeting));
+}
+
+TEST(MeetingTest, LateJoinerHasToComeToo) {
+  const std::unique_ptr<Segment> segment = Make();
+  const MemberId a = *segment->Join(0);
+  ASSERT_TRUE(segment->TryCloseMeeting(segment->Arrive(a)));
+  segment->FinishMeeting(a, 1);
+  const MemberId late = *segment->Join(1);  // after meeting 1: it has nothing to do with it
+  EXPECT_TRUE(segment->MeetingFinished(1));
+  EXPECT_EQ(segment->Arrive(a), 2u);
+  EXPECT_FALSE(segment->TryCloseMeeting(2));
+  EXPECT_EQ(segment->Arrive(late), 2u);
+  EXPECT_TRUE(segment->TryCloseMeeting(2));
+}
+
+}  // namespace
+}  // namespace tf_smb

@@ -1,0 +1,557 @@
+"""`Server`, `Client` and `Segment`, in one process."""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import tf_smb
+from tf_smb import Client, ElasticAveraging, Server, box
+from tf_smb.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+LAYOUT = [("kernel", (3, 4)), ("bias", (4,)), ("scale", ())]
+
+
+def zeros(value=0.0):
+    return [np.full(shape, value, np.float32) for _, shape in LAYOUT]
+
+
+def filled_with(arrays, value):
+    return all((a == np.float32(value)).all() for a in arrays)
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    return Client(server.address, job_id="job-1")
+
+
+@pytest.fixture
+def segment(client):
+    with client.create("run", LAYOUT) as segment:
+        yield segment
+
+
+# --- Server --------------------------------------------------------------------------
+
+
+def test_server_addresses_are_unique_and_taken_once(server):
+    with Server() as other:
+        assert other.address != server.address
+    with pytest.raises(AlreadyExistsError, match=server.address):
+        Server(server.address)
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "shm://", "tcp://host:1", "shm://" + "x" * 200])
+def test_bad_addresses(address):
+    with pytest.raises(InvalidArgumentError):
+        Server(address)
+    with pytest.raises(InvalidArgumentError):
+        Client(address, timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "lease_s", [0, 0.09, 3601, -1, float("nan"), float("inf"), True, "1", None]
+)
+def test_bad_leases(lease_s):
+    with pytest.raises(InvalidArgumentError, match=r"lease_s must be 0\.1 to 3600") as caught:
+        Server(lease_s=lease_s)
+    assert repr(lease_s) in str(caught.value)
+
+
+def test_closed_server_says_so_and_its_segments_live_on(server, client, segment):
+    segment.start(zeros(1))
+    server.close()
+    server.close()
+    with pytest.raises(InvalidArgumentError, match="closed"):
+        server.segments()
+    with pytest.raises(UnavailableError):
+        client.segments()
+    assert segment.exchange(zeros(2)) == "unchanged"
+    assert filled_with(segment.read(), 2)
+
+
+def test_no_server_is_unavailable():
+    with pytest.raises(UnavailableError, match="shm://nobody-is-here"):
+        Client("shm://nobody-is-here", timeout_s=0.05)
+
+
+# --- Client --------------------------------------------------------------------------
+
+
+def test_create_join_attach_free(client):
+    first = client.create("run", LAYOUT, num_workers=3)
+    second = client.create("run", LAYOUT)
+    third = client.attach("run")
+    assert [s.created for s in (first, second, third)] == [True, False, False]
+    for segment in (first, second, third):
+        assert segment.name == "run"
+        assert segment.job_id == "job-1"
+        assert segment.num_workers == 3
+        assert segment.variables == LAYOUT
+        assert segment.version == 0
+        assert not segment.seeded
+        assert not segment.joined
+    assert len({s.handle for s in (first, second, third)}) == 3
+    assert client.segments() == [
+        {"name": "run", "job_id": "job-1", "center_bytes": 3 * 64, "live_members": 0}
+    ]
+    client.free("run")
+    assert client.segments() == []
+    with pytest.raises(NotFoundError, match="no segment 'run'"):
+        client.attach("run")
+    with pytest.raises(NotFoundError):
+        client.free("run")
+
+
+def test_layouts_must_be_the_same(client, segment):
+    with pytest.raises(FailedPreconditionError, match=r"variable 1: here 'bias' float32\[5\]"):
+        client.create("run", [("kernel", (3, 4)), ("bias", (5,)), ("scale", ())])
+    with pytest.raises(FailedPreconditionError, match="2 variables here, 3 in"):
+        client.create("run", LAYOUT[:2])
+
+
+def test_other_jobs_segment(server, client, segment):
+    segment.start(zeros(5))
+    other = Client(server.address, job_id="job-2")
+    with pytest.raises(FailedPreconditionError, match=r"another job \('job-1'\)"):
+        other.create("run", LAYOUT)
+    with pytest.raises(FailedPreconditionError, match="1 live workers"):
+        other.create("run", LAYOUT, on_existing="replace")
+    assert filled_with(other.create("run", LAYOUT, on_existing="resume").read(), 5)
+    segment.leave()
+    assert filled_with(other.create("run", LAYOUT, on_existing="replace").read(), 0)
+
+
+def test_job_comes_from_the_environment(server, monkeypatch):
+    assert Client(server.address).job_id != Client(server.address).job_id
+    monkeypatch.setenv("TF_SMB_JOB_ID", "from-the-environment")
+    assert Client(server.address).job_id == "from-the-environment"
+    assert Client(server.address, job_id="argument").job_id == "argument"
+
+
+@pytest.mark.parametrize("job_id", ["", "x" * 101, 5])
+def test_bad_job_ids(server, job_id):
+    with pytest.raises(InvalidArgumentError, match="job_id must be"):
+        Client(server.address, job_id=job_id)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "ü" * 101, "a\0b"])
+def test_bad_names(client, name):
+    for call in (lambda: client.create(name, LAYOUT), lambda: client.attach(name)):
+        with pytest.raises(InvalidArgumentError, match="a segment name has 1 to 200 bytes"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        ("w",),
+        ("w", (2,), 3),
+        "w",
+        5,
+        (5, (2,)),
+        ("w", 4),
+        ("w", (2.0,)),
+        ("w", ("2",)),
+        ("w", (None, 3)),
+        ("w", (-1,)),
+        ("w", (2**63,)),
+    ],
+)
+def test_bad_variables(client, variable):
+    with pytest.raises(InvalidArgumentError, match="a name and a shape") as caught:
+        client.create("run", [("good", (1,)), variable])
+    assert repr(variable) in str(caught.value)
+    assert client.segments() == []
+
+
+def test_bad_layouts(client):
+    with pytest.raises(InvalidArgumentError, match="1 to 1048576 variables, got 0"):
+        client.create("run", [])
+    with pytest.raises(InvalidArgumentError, match="more than 32 dimensions"):
+        client.create("run", [("deep", (1,) * 33)])
+    with pytest.raises(InvalidArgumentError, match="too large"):
+        client.create("run", [("large", (2**40, 2**40))])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1025, -1, True, 2.0, "x"])
+def test_bad_numbers_of_workers(client, num_workers):
+    with pytest.raises(InvalidArgumentError, match="num_workers must be an integer from 1 to 1024"):
+        client.create("run", LAYOUT, num_workers=num_workers)
+
+
+def test_more_than_the_memory_there_is(client):
+    with pytest.raises(ResourceExhaustedError, match=r"needs \d+ MiB, and \d+ MiB are available"):
+        client.create("run", [("huge", (2**24, 2**22))])
+    assert client.segments() == []
+
+
+# --- Members -------------------------------------------------------------------------
+
+
+def test_members_tell_who_is_there(client):
+    a, b, c = (client.attach(client.create("run", LAYOUT).name) for _ in range(3))
+    assert a.members() == []
+    assert a.join() == 0
+    assert b.join(7) == 7
+    assert c.join(None) == 1
+    with pytest.raises(AlreadyExistsError, match="worker index 7"):
+        client.attach("run").join(7)
+    with pytest.raises(FailedPreconditionError, match="joined already"):
+        a.join()
+    assert a.live_workers() == [0, 1, 7]
+    b.set_training(True)
+    b.exchange(zeros(), steps=12)
+    c.leave()
+    assert not c.joined
+    with pytest.raises(FailedPreconditionError, match="not joined"):
+        _ = c.worker_index
+    members = a.members()
+    assert [m.state for m in members] == ["live", "left", "live"]
+    assert [m.worker_index for m in members] == [0, 1, 7]
+    assert (members[2].training, members[2].steps, members[2].exchanges) == (True, 12, 1)
+    assert c.join(1) == 1
+    assert len({m.incarnation for m in a.members()}) == 4
+
+
+@pytest.mark.parametrize("worker_index", [-1, 1024, True, 1.0, "x"])
+def test_bad_worker_indexes(segment, worker_index):
+    with pytest.raises(InvalidArgumentError, match="worker_index must be") as caught:
+        segment.join(worker_index)
+    assert repr(worker_index) in str(caught.value)
+    assert not segment.joined
+
+
+def test_detaching_twice_and_in_a_with_block(client):
+    with client.create("run", LAYOUT) as segment:
+        segment.join()
+        assert client.segments()[0]["live_members"] == 1
+    assert client.segments()[0]["live_members"] == 0
+    segment.detach()
+    with pytest.raises(FailedPreconditionError):
+        segment.exchange(zeros())
+
+
+def test_only_the_last_one_stays(client):
+    segments = [client.create("run", LAYOUT) for _ in range(5)]
+    for segment in segments:
+        segment.join()
+        segment.set_training(True)
+    with ThreadPoolExecutor(len(segments)) as pool:
+        left = list(pool.map(lambda s: s.leave_unless_last(), segments))
+    assert sorted(left) == [False, True, True, True, True]
+    assert [s.joined for s in segments] == [not has_left for has_left in left]
+    assert len(segments[0].live_workers()) == 1
+
+
+# --- Weights -------------------------------------------------------------------------
+
+
+def test_write_and_read(segment):
+    arrays = [np.arange(a.size, dtype=np.float32).reshape(a.shape) for a in zeros()]
+    segment.write(arrays)
+    for read, written in zip(segment.read(), arrays):
+        np.testing.assert_array_equal(read, written)
+        assert read.shape == written.shape
+    assert segment.version == 1
+
+
+def _read_only(array):
+    array.setflags(write=False)
+    return array
+
+
+def _unaligned():
+    return np.frombuffer(bytearray(49), np.uint8)[1:].view(np.float32).reshape(3, 4)
+
+
+BAD_ARRAYS = {
+    "float64": np.zeros((3, 4)),
+    "float16": np.zeros((3, 4), np.float16),
+    "int32": np.zeros((3, 4), np.int32),
+    "swapped": np.zeros((3, 4), ">f4"),
+    "size": np.zeros((3, 5), np.float32),
+    "empty": np.zeros(0, np.float32),
+    "strided": np.zeros((3, 8), np.float32)[:, ::2],
+    "fortran": np.asfortranarray(np.zeros((3, 4), np.float32)),
+    "unaligned": _unaligned(),
+    "list": [[0.0] * 4] * 3,
+    "None": None,
+    "text": "weights",
+    "float": 0.0,
+}
+USES = {
+    "exchange": lambda s, arrays: s.exchange(arrays),
+    "write": lambda s, arrays: s.write(arrays),
+    "rebase": lambda s, arrays: s.rebase(arrays),
+    "read_into": lambda s, arrays: s.read_into(arrays),
+    "start": lambda s, arrays: s.start(arrays),
+    "meet": lambda s, arrays: s.meet(arrays),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ARRAYS)
+@pytest.mark.parametrize("use", USES)
+def test_bad_arrays(segment, use, bad):
+    segment.join()
+    segment.write(zeros(1))
+    array = BAD_ARRAYS[bad]
+    with pytest.raises(InvalidArgumentError) as caught:
+        USES[use](segment, [array, *zeros()[1:]])
+    message = str(caught.value)
+    assert "array 0 must be C-contiguous float32 like variable 'kernel' float32[3,4]" in message
+    got = str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
+    assert f"got {got}" in message
+    assert filled_with(segment.read(), 1)
+
+
+@pytest.mark.parametrize("use", ["exchange", "read_into", "start", "meet"])
+def test_read_only_arrays(segment, use):
+    segment.join()
+    arrays = zeros()
+    arrays[1] = _read_only(arrays[1])
+    with pytest.raises(InvalidArgumentError, match="array 1 is read-only"):
+        USES[use](segment, arrays)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_wrong_number_of_arrays(segment, use, count):
+    segment.join()
+    with pytest.raises(InvalidArgumentError, match=f"has 3 variables, got {count} arrays"):
+        USES[use](segment, (zeros() * 2)[:count])
+
+
+def test_bad_arrays_start_and_meet_nothing(client, segment):
+    with pytest.raises(InvalidArgumentError):
+        segment.start(zeros()[:1])
+    assert not segment.joined
+    segment.start(zeros())
+    with pytest.raises(InvalidArgumentError):
+        segment.meet(zeros()[:1])
+    other = client.create("run", LAYOUT)
+    other.start(zeros())
+    with ThreadPoolExecutor(2) as pool:  # both at the first meeting
+        list(pool.map(lambda s: s.meet(zeros(), timeout_s=60), (segment, other)))
+
+
+def test_arrays_that_were_pickled_or_are_read_only_sources(segment):
+    arrays = pickle.loads(pickle.dumps(zeros(4)))
+    segment.start(arrays)
+    segment.exchange(arrays)
+    assert filled_with(segment.read(), 4)
+    segment.write([_read_only(a) for a in zeros(5)])
+    assert filled_with(segment.read(), 5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_refused_and_moves_nothing(client, segment, bad):
+    segment.start(zeros(1))
+    other = client.create("run", LAYOUT)
+    other.join()
+    arrays = zeros(2)
+    arrays[1][3] = bad
+    before = [a.copy() for a in arrays]
+    with pytest.raises(InvalidArgumentError, match=r"'bias' float32\[4\].*NaN or Inf"):
+        segment.exchange(arrays)
+    for a, b in zip(arrays, before):
+        np.testing.assert_array_equal(a, b)
+    assert filled_with(segment.read(), 1)
+    with pytest.raises(InvalidArgumentError, match="NaN or Inf"):
+        segment.raise_last_error()
+    segment.exchange(zeros())
+    segment.raise_last_error()
+
+
+def test_exchange_needs_a_member(segment):
+    with pytest.raises(FailedPreconditionError, match="segment 'run' is not joined"):
+        segment.exchange(zeros())
+
+
+def test_stats(client, segment):
+    other = client.create("run", LAYOUT)
+    segment.start(zeros(), rule=ElasticAveraging())
+    other.start(zeros())
+    for _ in range(3):
+        other.exchange(zeros(1))
+    segment.exchange(zeros())
+    stats = segment.stats()
+    assert stats["exchanges"] == 1
+    assert stats["last_staleness"] == 3
+    assert stats["last_num_live"] == 2
+    assert stats["last_rate"] == pytest.approx(0.45)
+    assert stats["skipped_chunks"] == stats["skipped_exchanges"] == stats["times_fenced"] == 0
+    assert stats["exchange_s"] > 0
+
+
+@pytest.mark.parametrize("rule", ["elastic", 0.5, ElasticAveraging])
+def test_bad_rules(segment, rule):
+    with pytest.raises(InvalidArgumentError, match="rule must be"):
+        segment.set_rule(rule)
+    with pytest.raises(InvalidArgumentError, match="rule must be"):
+        segment.start(zeros(), rule=rule)
+    assert not segment.joined
+
+
+# --- Starting ------------------------------------------------------------------------
+
+
+def test_first_seeds_others_get_its_center(client):
+    count = 4
+    segments = [client.create("run", LAYOUT, num_workers=count) for _ in range(count)]
+    arrays = [zeros(i + 1) for i in range(count)]
+
+    def start(i):
+        return segments[i].start(arrays[i], worker_index=i, rule=ElasticAveraging())
+
+    with ThreadPoolExecutor(count) as pool:
+        seeded = list(pool.map(start, reversed(range(count))))
+    assert seeded == [False, False, False, True]  # the lowest index, come when it may
+    assert all(filled_with(a, 1) for a in arrays)
+    assert segments[2].seeded
+
+    late = client.create("run", LAYOUT)
+    arrays = zeros(9)
+    assert late.start(arrays, worker_index=9) is False
+    assert filled_with(arrays, 1)
+    for segment in [*segments, late]:
+        segment.detach()
+
+
+def test_start_waits_for_all_and_says_for_whom(client, monkeypatch):
+    monkeypatch.setattr(box, "_QUIET_S", 0.1)
+    first = client.create("run", LAYOUT, num_workers=3)
+    second = client.create("run", LAYOUT)
+    third = client.create("run", LAYOUT)
+    said, heard = [], threading.Event()
+
+    def announce(line):
+        said.append(line)
+        heard.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        start = pool.submit(first.start, zeros(1), 0, announce=announce, timeout_s=60)
+        assert heard.wait(60)
+        assert "tf_smb: waiting for workers 1, 2 of 3 to start" in said
+        assert not first.seeded
+        pool.submit(second.start, zeros(2), 1, announce=announce, timeout_s=60)
+        third.start(zeros(3), 2, announce=announce, timeout_s=60)
+        assert start.result(60) is True
+    assert filled_with(third.read(), 1)
+
+
+def test_start_without_those_who_do_not_come(client):
+    segment = client.create("run", LAYOUT, num_workers=3)
+    said = []
+    assert segment.start(zeros(1), 1, timeout_s=0.1, announce=said.append) is True
+    assert said == ["tf_smb: workers 0, 2 did not come in 0.1 s: starting without"]
+
+
+def test_start_does_not_wait_for_the_absent_or_those_who_left(server, client):
+    segment = client.create("run", LAYOUT, num_workers=3)
+    early = client.create("run", LAYOUT)
+    early.join(2)
+    early.leave()
+    server.mark_worker_absent(0)
+    assert segment.start(zeros(1), 1, timeout_s=60) is True
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), True, "x"])
+def test_bad_timeouts(segment, timeout_s):
+    with pytest.raises(InvalidArgumentError, match="start_timeout_s must be"):
+        segment.start(zeros(), timeout_s=timeout_s)
+    assert not segment.joined
+    segment.join()
+    with pytest.raises(InvalidArgumentError, match="end_timeout_s must be"):
+        segment.meet(zeros(), timeout_s=timeout_s)
+
+
+# --- Meeting -------------------------------------------------------------------------
+
+
+def test_meeting_gives_everybody_the_same_bytes(client):
+    count = 5
+    segments = [client.create("run", LAYOUT, num_workers=count) for _ in range(count)]
+    results = {}
+
+    def train(i):
+        random = np.random.default_rng(i)
+        arrays = zeros()
+        segments[i].start(arrays, worker_index=i, timeout_s=60)
+        for meeting in range(3):
+            for step in range(10 * (i + 1)):
+                for array in arrays:
+                    array += random.standard_normal(array.shape).astype(np.float32)
+                segments[i].exchange(arrays, step)
+            segments[i].meet(arrays, timeout_s=60)
+            results[i, meeting] = b"".join(a.tobytes() for a in arrays)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(train, range(count)))
+    for meeting in range(3):
+        assert len({results[i, meeting] for i in range(count)}) == 1
+    assert len({results[0, meeting] for meeting in range(3)}) == 3
+
+
+def test_meeting_alone(segment):
+    segment.start(zeros(1))
+    segment.exchange(zeros(2))
+    arrays = zeros()
+    segment.meet(arrays)
+    assert filled_with(arrays, 2)
+
+
+def test_meeting_goes_on_without_who_makes_no_step(client):
+    a, b = client.create("run", LAYOUT), client.create("run", LAYOUT)
+    a.start(zeros(1), 0)
+    b.start(zeros(), 1)
+    said = []
+    arrays = zeros()
+    a.meet(arrays, timeout_s=0.2, announce=said.append)
+    assert said == ["tf_smb: no step from worker 1 (step 0) in 0.2 s: going on without"]
+    assert filled_with(arrays, 1)
+    b.meet(arrays, timeout_s=60)  # late, but nobody waits for anybody any more
+
+
+def test_meeting_waits_for_who_makes_steps(client):
+    a, b = client.create("run", LAYOUT), client.create("run", LAYOUT)
+    a.start(zeros(), 0)
+    b.start(zeros(), 1)
+    said = []
+    with ThreadPoolExecutor(1) as pool:
+        arrays = zeros()
+        met = pool.submit(a.meet, arrays, timeout_s=1.0, announce=said.append)
+        for step in range(1, 9):  # in all longer than the time without any
+            threading.Event().wait(0.2)
+            b.exchange(zeros(7), steps=step)
+            assert not met.done()
+        b.meet(zeros(), timeout_s=60)
+        met.result(60)
+    assert said == []
+    np.testing.assert_array_equal(arrays[1], b.read()[1])
+
+
+def test_meeting_needs_a_member(segment):
+    with pytest.raises(FailedPreconditionError, match="not joined"):
+        segment.meet(zeros())
+
+
+def test_public_names():
+    assert tf_smb.Server is Server
+    for name in ("Client", "Server", "Segment", "Member"):
+        assert name in tf_smb.__all__

@@ -1,0 +1,629 @@
+"""`tf-smb run`: starts the workers of a job on this machine, and leaves nothing behind.
+
+One thread and one loop: signals and ended children wake it, everything else has a deadline.
+A worker's first process leads a session of its own; a worker is over when that process has
+ended and nothing of its session is left. See `tf_smb.process_guard` for what happens when the
+launcher itself is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import secrets
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from tf_smb import settings
+from tf_smb.box import Server, new_job_id
+from tf_smb.errors import InvalidArgumentError
+from tf_smb.process_guard import (
+    HELD_SIGNALS,
+    KILLED_TIMEOUT_S,
+    LAUNCH_ID_VARIABLE,
+    ProcessGuard,
+    end_processes,
+    find_processes,
+    live_sessions,
+    send_signal,
+)
+from tf_smb.resources import CorePlan, CoreShare, hand_out_cores, hand_out_gpus
+from tf_smb.worker_output import LogFollower, last_lines
+
+# The exit code of a process that a signal ended is, in a shell, this plus the signal.
+_SIGNAL_EXIT = 128
+_SIGNAL_NUMBERS = range(1, 65)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# After the first failure: time for the others to fail of the same cause and say so.
+_SETTLE_S = 0.5
+# What is left of the job after its last worker gets this long between SIGTERM and SIGKILL.
+_LEFTOVER_GRACE_S = 2.0
+# Between SIGTERM and SIGKILL for workers that did not answer Ctrl-C; at most the grace.
+_TERM_GRACE_S = 5.0
+_POLL_S = 0.1
+_TAIL_LINES = 20
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What to run, and how.
+
+    Attributes:
+        command: Program and arguments; the same for all workers.
+        num_workers: How many workers.
+        cores_per_worker: See `hand_out_cores`.
+        gpus: See `hand_out_gpus`.
+        output: Whose output is shown: "chief" (worker 0's) or "all".
+        log_dir: Where the other workers' output goes; None: a new folder for temporary files.
+        on_failure: "auto" (an exit code ends the job, a killed worker does not), "stop" (both
+            do) or "continue" (neither does).
+        grace_s: Seconds that workers get to end after a signal before they are killed.
+    """
+
+    command: Sequence[str]
+    num_workers: int
+    cores_per_worker: str = "auto"
+    gpus: str = "auto"
+    output: str = "chief"
+    log_dir: str | None = None
+    on_failure: str = "auto"
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How a job ended.
+
+    Attributes:
+        exit_code: 0; the first failure's; or 128 + N when signal N ended a worker or the job.
+        wall_s: Seconds from the start of the first worker to the end of the last.
+    """
+
+    exit_code: int
+    wall_s: float
+
+
+def launch(
+    options: LaunchOptions,
+    extra_environment: Mapping[str, str] | None = None,
+    plain: bool = False,
+    stdout: TextIO | None = None,
+) -> LaunchResult:
+    """Runs a job to its end.
+
+    Args:
+        options: What to run, and how.
+        extra_environment: More environment variables for the workers.
+        plain: Run the command once, by itself and without a box (`TF_SMB_PLAIN=1`), on the
+            cores and the GPU that worker 0 would get.
+        stdout: Where shown output goes; None: standard output.
+
+    Raises:
+        InvalidArgumentError: The options cannot be met; nothing was started.
+    """
+    check_command(options.command)
+    stdout = stdout or sys.stdout
+    launch_id = secrets.token_hex(8)
+    setup = _Setup.make(options, {**os.environ, **(extra_environment or {})}, launch_id, plain)
+    with _Signals() as signals, ProcessGuard(launch_id) as guard:
+        with contextlib.nullcontext() if plain else Server() as server:
+            if server is not None:
+                setup.environment["TF_SMB_SERVER"] = server.address
+            _say(setup.first_line())
+            return _Job(setup, signals, guard, server, stdout).run()
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises InvalidArgumentError unless the command can be executed."""
+    if not command or not command[0]:
+        raise InvalidArgumentError(
+            "no command after --: give one, as in tf-smb run -n 2 -- python train.py"
+        )
+    program = command[0]
+    if shutil.which(program):
+        return
+    if os.path.isfile(program):
+        raise InvalidArgumentError(
+            f"{program!r} is not an executable program: put what runs it before it, as in "
+            f"tf-smb run -n 2 -- python {shlex.quote(program)}"
+        )
+    where = "" if os.sep in program else " on PATH"
+    hint = f" (this Python is {sys.executable})" if program.startswith("python") else ""
+    raise InvalidArgumentError(f"there is no program {program!r}{where}{hint}")
+
+
+def _say(text: str) -> None:
+    _print_line(f"tf-smb: {text}", sys.stderr)
+
+
+def _print_line(line: str, stream: TextIO) -> None:
+    """Prints a line, clear of a progress bar that may be on the terminal."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        clear = "\r\x1b[K" if stream.isatty() else ""
+        print(f"{clear}{line}", file=stream, flush=True)
+
+
+# --- What is decided before anything starts ---
+
+
+@dataclass
+class _Setup:
+    """Everything that the workers are started with."""
+
+    options: LaunchOptions
+    plain: bool
+    launch_id: str
+    job_id: str
+    cores: CorePlan
+    gpus: list[dict[str, str]]
+    log_dir: Path | None
+    environment: dict[str, str]
+
+    @classmethod
+    def make(
+        cls, options: LaunchOptions, environment: Mapping[str, str], launch_id: str, plain: bool
+    ) -> _Setup:
+        job_id = settings.resolve("job_id", environment=environment) or new_job_id()
+        cores = hand_out_cores(options.num_workers, options.cores_per_worker)
+        gpus = hand_out_gpus(options.num_workers, options.gpus, environment)
+        count = 1 if plain else options.num_workers
+        return cls(
+            options=options,
+            plain=plain,
+            launch_id=launch_id,
+            job_id=job_id,
+            cores=cores,
+            gpus=gpus,
+            log_dir=_make_log_dir(options.log_dir, job_id) if count > 1 else None,
+            environment=_common_environment(environment, launch_id, job_id, count, plain),
+        )
+
+    @property
+    def num_workers(self) -> int:
+        return 1 if self.plain else self.options.num_workers
+
+    def worker_environment(self, worker_index: int) -> dict[str, str]:
+        """Returns the whole environment of a worker."""
+        environment = {**self.environment, **self.gpus[worker_index]}
+        if not self.plain:
+            environment["TF_SMB_WORKER_INDEX"] = str(worker_index)
+        threads = self.cores.shares[worker_index].threads
+        for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            if threads:
+                environment.setdefault(name, str(threads))
+        return environment
+
+    def first_line(self) -> str:
+        """Returns what is said before the workers start."""
+        share = self.cores.shares[0]
+        if self.plain:
+            return f"one plain process{_on_cores(share)}, without tf_smb"
+        line = _count(self.num_workers, "worker")
+        if self.cores.oversubscribed:
+            # True of workers that are not pinned, too.
+            line += f" share {_count(self.cores.usable_cores, 'core')}, and slow each other down"
+        elif share.cores:
+            line += f"{_on_cores(share)} each"
+        if self.log_dir is not None:
+            others = "1" if self.num_workers == 2 else f"1 to {self.num_workers - 1}"
+            plural = "" if self.num_workers == 2 else "s"
+            line += f"; output of worker{plural} {others}: {self.log_dir}"
+        return line
+
+
+def _on_cores(share: CoreShare) -> str:
+    return f" on {_count(len(share.cores), 'core')}" if share.cores else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _common_environment(
+    environment: Mapping[str, str], launch_id: str, job_id: str, num_workers: int, plain: bool
+) -> dict[str, str]:
+    common = {"PYTHONUNBUFFERED": "1", **environment, LAUNCH_ID_VARIABLE: launch_id}
+    # Of an outer launch, or the user's for a worker that is started by hand.
+    for name in ("SERVER", "JOB_ID", "NUM_WORKERS", "WORKER_INDEX", "PLAIN"):
+        common.pop(f"TF_SMB_{name}", None)
+    if plain:
+        common["TF_SMB_PLAIN"] = "1"
+    else:
+        common["TF_SMB_JOB_ID"] = job_id
+        common["TF_SMB_NUM_WORKERS"] = str(num_workers)
+    return common
+
+
+def _make_log_dir(log_dir: str | None, job_id: str) -> Path:
+    try:
+        if log_dir is None:
+            name = re.sub(r"[^\w.-]", "_", job_id)
+            return Path(tempfile.mkdtemp(prefix=f"tf_smb-{name}-"))
+        path = Path(log_dir).absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"cannot write log files in {log_dir or tempfile.gettempdir()!r}: {error.strerror}"
+        ) from None
+
+
+# --- Signals ---
+
+
+class _Signals:
+    """Collects the signals that arrive, for as long as the context lasts.
+
+    They are read from the pipe that the interpreter's C handler writes their numbers to. Python
+    functions as handlers would not do: when the kernel gives a signal to a native thread, the
+    main thread may not run them before the next signal.
+    """
+
+    def __enter__(self) -> _Signals:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._old_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._old = {}
+        for number in (*HELD_SIGNALS, signal.SIGCHLD):
+            # Under nohup a hangup is not for us. A background job that ignores Ctrl-C is no
+            # such wish: shells set that for every one.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._old[number] = signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Waits for a signal or the timeout; returns those that came, SIGCHLD left out."""
+        select.select([self._read_fd], [], [], timeout_s)
+        arrived = b""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._read_fd, 4096):
+                arrived += piece
+        return [number for number in arrived if number != signal.SIGCHLD]
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Holds signals back: a process started meanwhile begins with them held back."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+# --- The job ---
+
+
+@dataclass
+class _Worker:
+    """A worker that was started."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    log_path: Path | None
+    # Until the first process has ended.
+    running: bool = True
+    # Until nothing of the session is left either.
+    alive: bool = True
+    # When what the first process left in the session is killed.
+    kill_at_s: float | None = None
+
+    @property
+    def session(self) -> int:
+        return self.process.pid
+
+
+@dataclass(frozen=True)
+class _Failure:
+    worker: _Worker
+    exit_code: int
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that killed it: directly, or what its shell ran last."""
+        number = self.exit_code - _SIGNAL_EXIT
+        return number if number in _SIGNAL_NUMBERS else None
+
+
+@dataclass
+class _Job:
+    """A job while it runs."""
+
+    setup: _Setup
+    signals: _Signals
+    guard: ProcessGuard
+    server: Server | None
+    stdout: TextIO
+    workers: list[_Worker] = field(default_factory=list)
+    followers: list[LogFollower] = field(default_factory=list)
+    failures: list[_Failure] = field(default_factory=list)
+    # The signal to the launcher that ended the job, if one did.
+    stopped_by: int | None = None
+    # What the workers get, and when: signals, at last None: they are given up.
+    escalation: list[tuple[float, int | None]] = field(default_factory=list)
+    # Whether they were told to end: how they do it then is no failure.
+    told_to_end: bool = False
+    failed_to_start: bool = False
+
+    def run(self) -> LaunchResult:
+        """Starts the workers and waits for their end."""
+        _become_subreaper()
+        started_s = time.monotonic()
+        self._start_workers()
+        while any(worker.alive for worker in self.workers):
+            for number in self.signals.wait(self._timeout_s()):
+                self._pass_on(number)
+            self._reap()
+            self._end_sessions()
+            self._escalate()
+            self._show_output()
+        wall_s = time.monotonic() - started_s
+        self._end_leftovers()
+        for follower in self.followers:
+            follower.show_new()
+            follower.show_rest()
+        self._show_failed_log()
+        return LaunchResult(self._exit_code(), wall_s)
+
+    def _exit_code(self) -> int:
+        if self.failed_to_start:
+            return 1
+        if self.stopped_by is not None:
+            return _SIGNAL_EXIT + self.stopped_by
+        return self.failures[0].exit_code if self.failures else 0
+
+    def _timeout_s(self) -> float | None:
+        waits = [_POLL_S] if self.followers else []
+        if any(worker.alive and not worker.running for worker in self.workers):
+            waits.append(_POLL_S)
+        if self.escalation:
+            waits.append(max(0.0, self.escalation[0][0] - time.monotonic()))
+        return min(waits, default=None)
+
+    # --- Start ---
+
+    def _start_workers(self) -> None:
+        for index in range(self.setup.num_workers):
+            try:
+                self._start_worker(index)
+            except OSError as error:
+                _say(f"cannot start worker {index}: {error.strerror}")
+                self.failed_to_start = True
+                self._plan_end((0.0, signal.SIGTERM), (self._grace_s, signal.SIGKILL))
+                return
+
+    def _start_worker(self, index: int) -> None:
+        with contextlib.ExitStack() as stack:
+            log_path = None
+            output, errors = self.stdout, None
+            if index > 0 and self.setup.log_dir is not None:
+                log_path = self.setup.log_dir / f"worker-{index}.log"
+                output = stack.enter_context(open(log_path, "w"))
+                errors = subprocess.STDOUT
+                self._follow_log(index, log_path)
+            stack.enter_context(_signals_held())
+            process = subprocess.Popen(
+                self.guard.start_command(
+                    self.setup.options.command, self.setup.cores.shares[index].cores
+                ),
+                stdin=None if index == 0 else subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=self.setup.worker_environment(index),
+                start_new_session=True,
+                pass_fds=[self.guard.pipe],
+            )
+            self.workers.append(_Worker(index, process, log_path))
+
+    # --- Output ---
+
+    def _follow_log(self, index: int, log_path: Path) -> None:
+        if self.setup.options.output == "all":
+            self.followers.append(
+                LogFollower(log_path, lambda line: self._show(f"[worker {index}] {line}"))
+            )
+
+    def _show_output(self) -> None:
+        for follower in self.followers:
+            follower.show_new()
+
+    def _show(self, line: str) -> None:
+        _print_line(line, self.stdout)
+
+    def _show_failed_log(self) -> None:
+        """Shows the end of the first failure's log, unless it has been on the screen."""
+        if not self.failures or self.followers or self.stopped_by is not None:
+            return
+        failure = self.failures[0]
+        if any(other.worker.index == 0 for other in self.failures):
+            return
+        if failure.signal in (signal.SIGKILL, signal.SIGTERM) or failure.worker.log_path is None:
+            return
+        lines = last_lines(failure.worker.log_path, _TAIL_LINES)
+        _say(f"the last lines of {failure.worker.log_path}:" if lines else "its log is empty")
+        for line in lines:
+            _print_line(f"    {line}", sys.stderr)
+
+    # --- Signals ---
+
+    @property
+    def _grace_s(self) -> float:
+        return self.setup.options.grace_s
+
+    def _pass_on(self, number: int) -> None:
+        """Gives the workers a signal that came to the launcher."""
+        if number not in _STOP_SIGNALS:
+            self._signal_groups(number)
+        elif self.stopped_by is not None and number == signal.SIGINT:
+            self._plan_end((0.0, signal.SIGKILL))
+        else:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        first = self.stopped_by is None
+        if first:
+            self.stopped_by = number
+            running = _count(sum(worker.running for worker in self.workers), "worker")
+            again = " (once more kills them)" if number == signal.SIGINT else ""
+            _say(f"{_signal_name(number)}: stopping {running}{again}")
+        self._signal_groups(number)
+        self.told_to_end = True
+        if first and number == signal.SIGTERM:
+            self._plan_end((self._grace_s, signal.SIGKILL))
+        elif first:
+            # Programs may ignore these, or not see them inside a long native call.
+            self._plan_end(
+                (self._grace_s, signal.SIGTERM),
+                (self._grace_s + min(self._grace_s, _TERM_GRACE_S), signal.SIGKILL),
+            )
+
+    def _signal_groups(self, number: int) -> None:
+        """Signals each worker's process group, as a terminal does with its foreground job."""
+        for worker in self.workers:
+            if worker.alive:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.session, number)
+
+    def _plan_end(self, *plan: tuple[float, int]) -> None:
+        """Sets in how many seconds from now the workers get which signals."""
+        now_s = time.monotonic()
+        give_up = (now_s + plan[-1][0] + KILLED_TIMEOUT_S, None)
+        self.escalation = [*((now_s + delay_s, number) for delay_s, number in plan), give_up]
+
+    def _escalate(self) -> None:
+        if not self.escalation or time.monotonic() < self.escalation[0][0]:
+            return
+        _, number = self.escalation.pop(0)
+        alive = [worker for worker in self.workers if worker.alive]
+        if number is None:
+            _give_up(alive)
+            return
+        if self.told_to_end and alive:
+            _say(f"{_worker_names(alive)} still running: sending {_signal_name(number)}")
+        self.told_to_end = True
+        send_signal(find_processes({worker.session for worker in alive}), number)
+
+    # --- Ends ---
+
+    def _reap(self) -> None:
+        """Takes note of every child that has ended; as a subreaper, also of orphans."""
+        by_process = {worker.process.pid: worker for worker in self.workers if worker.running}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid in by_process:
+                self._on_end(by_process.pop(ended.si_pid))
+            elif ended.si_pid == self.guard.process_id:
+                self.guard.reap()
+            else:
+                os.waitpid(ended.si_pid, 0)
+
+    def _on_end(self, worker: _Worker) -> None:
+        worker.running = False
+        exit_code = worker.process.wait()
+        if self.server is not None:
+            self.server.mark_worker_absent(worker.index)
+        if exit_code and not self.told_to_end:
+            self._on_failure(
+                _Failure(worker, exit_code if exit_code > 0 else _SIGNAL_EXIT - exit_code)
+            )
+
+    def _on_failure(self, failure: _Failure) -> None:
+        self.failures.append(failure)
+        policy = self.setup.options.on_failure
+        ends_job = policy == "stop" or (policy == "auto" and failure.signal is None)
+        others = sum(worker.running for worker in self.workers)
+        already_ending = bool(self.escalation)
+        if ends_job and not already_ending:
+            self._plan_end((_SETTLE_S, signal.SIGTERM), (_SETTLE_S + self._grace_s, signal.SIGKILL))
+        then = ""
+        if others and not already_ending:
+            whom = "the other worker" if others == 1 else f"the other {others} workers"
+            then = f": stopping {whom}" if ends_job else f": {whom} go{'es' * (others == 1)} on"
+        _say(f"worker {failure.worker.index} {_how_it_ended(failure)}{then}")
+
+    def _end_sessions(self) -> None:
+        """Ends what is left of the sessions of workers whose first process has ended."""
+        ended = [worker for worker in self.workers if worker.alive and not worker.running]
+        if not ended:
+            return
+        live = live_sessions({worker.session for worker in ended})
+        now_s = time.monotonic()
+        for worker in ended:
+            if worker.session not in live:
+                worker.alive = False
+                self.guard.forget(worker.session)
+            elif self.escalation:
+                continue  # ended with the rest of the job
+            elif worker.kill_at_s is None:
+                send_signal(find_processes({worker.session}), signal.SIGTERM)
+                worker.kill_at_s = now_s + self._grace_s
+            elif now_s >= worker.kill_at_s + KILLED_TIMEOUT_S:
+                _give_up([worker])
+            elif now_s >= worker.kill_at_s:
+                send_signal(find_processes({worker.session}), signal.SIGKILL)
+
+    def _end_leftovers(self) -> None:
+        """Ends what workers moved into sessions of its own, and collects it."""
+        if left := end_processes(set(), self.setup.launch_id, _LEFTOVER_GRACE_S):
+            _say(f"could not kill: {', '.join(map(str, left))}")
+        self._reap()
+
+
+def _give_up(workers: Sequence[_Worker]) -> None:
+    if workers:
+        _say(f"{_worker_names(workers)} cannot be killed: going without")
+    for worker in workers:
+        worker.alive = False
+
+
+def _how_it_ended(failure: _Failure) -> str:
+    if failure.signal is None:
+        return f"exited with code {failure.exit_code}"
+    memory = " (out of memory?)" if failure.signal == signal.SIGKILL else ""
+    return f"was killed by {_signal_name(failure.signal)}{memory}"
+
+
+def _worker_names(workers: Sequence[_Worker]) -> str:
+    numbers = [str(worker.index) for worker in workers]
+    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"worker{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal
+
+
+def _become_subreaper() -> None:
+    """Makes orphans of workers our children: in a container, nobody else may reap them."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
