@@ -17,6 +17,7 @@ CTEST_FLAGS := --output-on-failure --no-tests=error
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Here warnings are errors, also when pip builds the package.
 export TF_SMB_WERROR := ON
 

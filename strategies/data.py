@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_smb.errors import InvalidArgumentError
@@ -52,7 +51,9 @@ def split_validation(
     """
     count = _num_samples(x)
     at = int(math.floor(count * (1.0 - validation_split)))
-    train = tuple(_map_arrays(lambda a: _rows(a, slice(0, at)), part) for part in (x, y, sample_weight))
+    train = tuple(
+        _map_arrays(lambda a: _rows(a, slice(0, at)), part) for part in (x, y, sample_weight)
+    )
     held_out = tuple(
         _map_arrays(lambda a: _rows(a, slice(at, count)), part) for part in (x, y, sample_weight)
     )
@@ -134,7 +135,9 @@ def _share_arrays(
         )
     rows = slice(worker_index, None, num_workers)
     return Share(
-        *(_map_arrays(lambda a: _rows(a, rows), part) for part in (x, y, sample_weight)),
+        _map_arrays(lambda a: _rows(a, rows), x),
+        _map_arrays(lambda a: _rows(a, rows), y),
+        _map_arrays(lambda a: _rows(a, rows), sample_weight),
         validation_data=validation_data,
         samples=len(range(worker_index, total, num_workers)),
         total_samples=total,
@@ -184,17 +187,15 @@ class _PyDatasetShare(keras.utils.PyDataset):
         self._whole.on_epoch_end()
 
 
-def batch_of(x: Any, batch_size: int | None, steps_per_epoch: int | None, samples: int | None) -> int | None:
+def batch_of(x: Any, batch_size: int | None, steps_per_epoch: int | None) -> int | None:
     """Returns the batch size that Keras will use for `x`; None if it cannot be told."""
-    if is_arrays(x) and not isinstance(x, tf.data.Dataset):
-        if batch_size:
-            return int(batch_size)
-        if steps_per_epoch and samples:
-            return math.ceil(samples / steps_per_epoch)
-        return 32
     if isinstance(x, tf.data.Dataset):
         return dataset_graph.batch_size(x)
-    return None
+    if not is_arrays(x):
+        return None
+    if batch_size:
+        return int(batch_size)
+    return None if steps_per_epoch else 32
 
 
 def steps_of(
@@ -209,8 +210,3 @@ def steps_of(
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches
     return math.ceil(samples / batch) if samples and batch else None
-
-
-def as_float32(values: list[Any]) -> list[np.ndarray]:
-    """Returns C-contiguous float32 copies that may be written to."""
-    return [np.array(value, dtype=np.float32, order="C", copy=True) for value in values]

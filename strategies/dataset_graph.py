@@ -91,7 +91,11 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
         size = getattr(node, "_batch_size", None)
         if size is not None:
             return int(size)
-        if type(node).__name__ not in ("_PrefetchDataset", "_OptionsDataset", "_ParallelMapDataset"):
+        if type(node).__name__ not in (
+            "_PrefetchDataset",
+            "_OptionsDataset",
+            "_ParallelMapDataset",
+        ):
             break
         node = getattr(node, "_input_dataset", None)
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
@@ -130,7 +134,9 @@ def _divisible_source(nodes: dict[str, Any]) -> Any | None:
     node = next(node for node in nodes.values() if node.op == "_Retval")
     while True:
         inputs = [nodes[name.split(":")[0].lstrip("^")] for name in node.input]
-        datasets = [parent for parent in inputs if parent.op.endswith(("Dataset", "DatasetV2", "DatasetV3"))]
+        datasets = [
+            parent for parent in inputs if parent.op.endswith(("Dataset", "DatasetV2", "DatasetV3"))
+        ]
         if node.op in _SOURCES:
             return node
         if node.op != "_Retval" and node.op not in _ELEMENTWISE:

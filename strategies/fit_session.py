@@ -72,6 +72,7 @@ class FitSession:
     def _take_share(self) -> None:
         strategy, arguments = self._strategy, self._arguments
         workers = strategy.num_workers if strategy.shards_data else 1
+        batch = data.batch_of(arguments["x"], arguments["batch_size"], arguments["steps_per_epoch"])
         part = data.share(
             arguments["x"],
             arguments["y"],
@@ -87,15 +88,11 @@ class FitSession:
         if strategy.worker_index == 0 and strategy.num_workers > 1:
             if part.warning:
                 print(f"tf_smb: {part.warning}", flush=True)
-            print(self._first_line(part), flush=True)
+            print(self._first_line(part, batch), flush=True)
 
-    def _first_line(self, part: data.Share) -> str:
+    def _first_line(self, part: data.Share, batch: int | None) -> str:
         workers = self._strategy.num_workers
-        steps_per_epoch = self._arguments["steps_per_epoch"]
-        batch = data.batch_of(
-            part.x, self._arguments["batch_size"], steps_per_epoch, part.samples
-        )
-        steps = data.steps_of(part.x, batch, steps_per_epoch, part.samples)
+        steps = data.steps_of(part.x, batch, self._arguments["steps_per_epoch"], part.samples)
         if part.samples is not None and part.total_samples is not None:
             text = (
                 f"{workers} workers: each trains on {part.samples:,} of {part.total_samples:,} "
@@ -241,13 +238,11 @@ def _as_list(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
 
-def _with_reporter(
-    callbacks: list[Any], worker_index: int, arguments: dict[str, Any]
-) -> list[Any]:
+def _with_reporter(callbacks: list[Any], worker_index: int, arguments: dict[str, Any]) -> list[Any]:
     path = report_path(worker_index)
     if path is None:
         return callbacks
-    batch = data.batch_of(arguments["x"], arguments["batch_size"], arguments["steps_per_epoch"], None)
+    batch = data.batch_of(arguments["x"], arguments["batch_size"], arguments["steps_per_epoch"])
     return [*callbacks, ProgressReporter(path, worker_index, batch)]
 
 

@@ -107,7 +107,7 @@ def refuse_jit_compile(model: keras.Model) -> None:
         FailedPreconditionError: With the callback's name.
     """
     raise FailedPreconditionError(
-        f"model '{model.name}' is compiled with jit_compile=True, and XLA cannot hold the exchange: "
-        "add callbacks=[tf_smb.callbacks.ExchangeAtBatchEnd()] to fit, or compile with "
+        f"model '{model.name}' is compiled with jit_compile=True, and XLA cannot hold the "
+        "exchange: add callbacks=[tf_smb.callbacks.ExchangeAtBatchEnd()] to fit, or compile with "
         "jit_compile=False"
     )

@@ -33,7 +33,7 @@ def mirrored_variables(model: keras.Model) -> list[Any]:
     variables = []
     for variable in model.weights:
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        if not ("float" in dtype):
+        if "float" not in dtype:
             continue
         if dtype != "float32":
             raise FailedPreconditionError(
@@ -135,9 +135,7 @@ class ModelMirror:
         if self._left_with is None:
             return
         local = self.local()
-        same = all(
-            np.array_equal(a, b) for a, b in zip(local, self._left_with, strict=True)
-        )
+        same = all(np.array_equal(a, b) for a, b in zip(local, self._left_with, strict=True))
         self._left_with = None
         if same:
             return
@@ -146,8 +144,8 @@ class ModelMirror:
             self.segment.write(local)
         else:
             announce(
-                "tf_smb: the weights were changed since the last fit: this worker takes the center, "
-                "which the chief sets"
+                "tf_smb: the weights were changed since the last fit: this worker takes the "
+                "center, which the chief sets"
             )
             self.segment.read_into(local)
             self.assign(local)

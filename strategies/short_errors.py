@@ -31,9 +31,7 @@ def install() -> None:
     """Makes uncaught tf_smb errors short; leaves all other errors to the hook before it."""
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, frames: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
         if not issubclass(kind, Error) or os.environ.get("TF_SMB_TRACEBACK") == "full":
             previous(kind, error, frames)
             return

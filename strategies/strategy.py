@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from tf_smb import settings
-from tf_smb.box import Client, Server, new_job_id
-from tf_smb.errors import FailedPreconditionError, InvalidArgumentError
+from tf_smb.box import Client, Segment, Server, new_job_id
+from tf_smb.errors import Error, FailedPreconditionError, InvalidArgumentError
 from tf_smb.rules import ExchangeRule, check_rule
 from tf_smb.strategies import data, keras_hooks, short_errors, versions
 from tf_smb.strategies.mirror import ModelMirror
@@ -100,6 +100,7 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         self._plain = os.environ.get("TF_SMB_PLAIN") == "1"
         self._embedded: Server | None = None
         self._client: Client | None = None
+        self._num_mirrored = 0
         self._mirrors: weakref.WeakKeyDictionary[keras.Model, ModelMirror] = (
             weakref.WeakKeyDictionary()
         )
@@ -109,8 +110,8 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
     def _check_settings(self) -> None:
         if self._server_address is None and self._num_workers > 1:
             raise InvalidArgumentError(
-                f"num_workers is {self._num_workers}, but no server is given that they could share: "
-                "start them with 'tf-smb run', or give server= (or TF_SMB_SERVER)"
+                f"num_workers is {self._num_workers}, but no server is given that they could "
+                "share: start them with 'tf-smb run', or give server= (or TF_SMB_SERVER)"
             )
         if self._worker_index >= self._num_workers:
             raise InvalidArgumentError(
@@ -158,7 +159,9 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         del options
         return dataset
 
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
         """Runs a step that Keras made; after a training step, counts it and exchanges if due.
 
         Raises:
@@ -174,7 +177,11 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         ):
             return outputs
         mirror = self._started_mirror(model)
-        mirror.count_step(_is_applied(before, _applied_updates(model)))
+        # At the end of data of unknown length Keras runs the step once more, without data: what
+        # does not depend on the step's outputs would happen all the same.
+        tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
+        with tf.control_dependencies(tensors):
+            mirror.count_step(_is_applied(before, _applied_updates(model)))
         return outputs
 
     # --- Custom loops ---
@@ -276,16 +283,20 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
                 )
             model = next(iter(self._mirrors))
         if model not in self._mirrors:
-            self._mirrors[model] = ModelMirror(
+            client = self._connect()
+            mirror = ModelMirror(
                 model,
-                self._connect(),
-                f"{self._run_name}/{len(self._mirrors)}",
+                client,
+                f"{self._run_name}/{self._num_mirrored}",
                 self._rule,
                 self._num_workers,
                 self._worker_index,
                 self._on_existing,
                 self._exchange_threads,
             )
+            self._num_mirrored += 1
+            self._mirrors[model] = mirror
+            weakref.finalize(model, _release, mirror.segment, client).atexit = False
         return self._mirrors[model]
 
     def _started_mirror(self, model: keras.Model) -> ModelMirror:
@@ -318,7 +329,7 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
                 f"model '{model.name}' was made outside strategy.scope(), so its weights are not "
                 "in the box: make it, and compile it, inside 'with strategy.scope():'"
             )
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        optimizer = _optimizer_of(model)
         made_in = getattr(optimizer, "_distribution_strategy", self)
         if optimizer is not None and made_in is not self:
             raise FailedPreconditionError(
@@ -369,6 +380,14 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         mirror.segment.set_training(True)
 
 
+def _release(segment: Segment, client: Client) -> None:
+    """Gives a segment's memory back when its model is gone from the last worker."""
+    segment.detach()
+    if not segment.live_workers():
+        with contextlib.suppress(Error):
+            client.free(segment.name)
+
+
 def announce(line: str) -> None:
     """Prints a line for the user, at once."""
     print(line, flush=True)
@@ -378,13 +397,19 @@ def _default_device() -> str:
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
 
 
+def _optimizer_of(model: keras.Model) -> Any:
+    """Returns the model's optimizer, without its loss scaling; None if it was not compiled."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def _applied_updates(model: keras.Model) -> tf.Tensor | None:
     """Returns the optimizer's count of applied updates, now; None if it cannot be told.
 
     Counted before and after a step, it says whether an update was applied: gradient accumulation
     and loss scaling skip some.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = _optimizer_of(model)
     if optimizer is None or not hasattr(optimizer, "iterations"):
         return None
     return tf.identity(tf.convert_to_tensor(optimizer.iterations))

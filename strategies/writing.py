@@ -20,7 +20,10 @@ def is_path(path: Any) -> bool:
 
 def say_skipped(worker_index: int, what: str, path: Any) -> None:
     """Says that the chief writes it."""
-    print(f"tf_smb: worker {worker_index}: {what} to {os.fspath(path)} is left to the chief", flush=True)
+    print(
+        f"tf_smb: worker {worker_index}: {what} to {os.fspath(path)} is left to the chief",
+        flush=True,
+    )
 
 
 @contextmanager
@@ -70,7 +73,7 @@ _FILE_WRITERS: tuple[type, ...] = (
 
 
 def without_file_writers(callbacks: list[Any]) -> tuple[list[Any], list[str]]:
-    """Returns the callbacks that a worker other than the chief runs, and the skipped ones' names."""
+    """Returns the callbacks for workers other than the chief, and the skipped ones' names."""
     kept = [callback for callback in callbacks if not isinstance(callback, _FILE_WRITERS)]
     skipped = [type(c).__name__ for c in callbacks if isinstance(c, _FILE_WRITERS)]
     return kept, skipped

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import importlib.metadata
 import math
+import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
+    _fill_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else None
     if name in ("-h", "--help"):
@@ -62,6 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tf-smb: {seen}: use one of {known}, as in {_EXAMPLE}", file=sys.stderr)
         return _BAD_USAGE
     return _guarded(f"tf-smb {name}", command, arguments[1:])
+
+
+def _fill_closed_streams() -> None:
+    """Opens /dev/null for closed standard streams: else the next file opened takes their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _guarded(

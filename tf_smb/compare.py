@@ -2,8 +2,8 @@
 
 Under `TF_SMB_REPORT=FOLDER`, `fit` appends JSON lines to `FOLDER/worker-<index>.jsonl`:
 `{"event": "begin"|"batch"|"end", "time": unix seconds, "worker": i, "step": n, "samples":
-samples trained on so far, "loss": mean training loss since the last record}`, "batch" about
-every 0.2 s. This module reads them.
+samples trained on so far or null, "loss": mean training loss since the last record}`, "batch"
+about every 0.2 s. This module reads them.
 
 *Samples per second*: for each worker, between its first and last "batch" record of each `fit`,
 so that imports and building the graph do not count; summed over the workers.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -67,10 +68,12 @@ class WorkerRecords:
     Attributes:
         begin_s: Unix time at which its first `fit` began.
         batches: Its "batch" records, in order.
+        in_steps: Whether steps are counted instead of samples, for want of a batch size.
     """
 
     begin_s: float
     batches: list[Batch]
+    in_steps: bool = False
 
     @property
     def samples_per_s(self) -> float:
@@ -91,8 +94,11 @@ def _read_worker(path: Path) -> WorkerRecords | None:
     batches: list[Batch] = []
     since_s: float | None = None
     seen_samples = 0.0
+    in_steps = False
     for record in _json_lines(path):
-        time_s, samples = float(record["time"]), float(record.get("samples") or 0)
+        time_s, samples = float(record["time"]), _number(record.get("samples"))
+        if math.isnan(samples):
+            in_steps, samples = True, float(record.get("step") or 0)
         if record.get("event") == "begin":
             begin_s = time_s if begin_s is None else begin_s
             since_s = None
@@ -102,7 +108,7 @@ def _read_worker(path: Path) -> WorkerRecords | None:
             new = samples - seen_samples if samples >= seen_samples else samples
             batches.append(Batch(time_s, new, _number(record.get("loss")), since_s))
             since_s, seen_samples = time_s, samples
-    return None if begin_s is None else WorkerRecords(begin_s, batches)
+    return None if begin_s is None else WorkerRecords(begin_s, batches, in_steps)
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -305,6 +311,8 @@ def _doubts(
                 f"the {name} was too short to tell much: {records} records in {seconds:.1f} s of "
                 f"training (at least {_MIN_RECORDS} in {_MIN_SECONDS:g} s are needed): train longer"
             )
+    if any(worker.in_steps for worker in (*plain, *shared)):
+        doubts.append("the batch size is not known, so steps were counted instead of samples")
     if result.target_loss is None:
         doubts.append("there are no training losses to compare")
     return doubts
@@ -330,6 +338,7 @@ def run_compare(options: LaunchOptions, as_json: bool = False) -> int:
     Raises:
         FailedPreconditionError: A run left no records.
     """
+    load = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="tf_smb-report-"))
     try:
         plain = _run_once(options, folder / "plain", plain=True, as_json=as_json)
@@ -342,7 +351,7 @@ def run_compare(options: LaunchOptions, as_json: bool = False) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result = compare_runs(options.num_workers, *reports, plain.wall_s, shared.wall_s)
-    result.warnings[:0] = _core_doubts(options)
+    result.warnings[:0] = _machine_doubts(options, load)
     print(json.dumps(asdict(result)) if as_json else format_comparison(result), flush=True)
     return 0
 
@@ -373,14 +382,20 @@ def _checked_reports(folder: Path) -> tuple[list[WorkerRecords], list[WorkerReco
     return reports
 
 
-def _core_doubts(options: LaunchOptions) -> list[str]:
+def _machine_doubts(options: LaunchOptions, load: float) -> list[str]:
     plan = hand_out_cores(options.num_workers, options.cores_per_worker)
-    if not plan.oversubscribed:
-        return []
-    return [
-        f"{options.num_workers} workers shared {plan.usable_cores} cores, so they slowed each "
-        "other down: this says nothing about a machine with a core for each"
-    ]
+    doubts = []
+    if plan.oversubscribed:
+        doubts.append(
+            f"{options.num_workers} workers shared {plan.usable_cores} cores, so they slowed each "
+            "other down: this says nothing about a machine with a core for each"
+        )
+    if load > 0.5 * (os.cpu_count() or 1):
+        doubts.append(
+            f"the machine was busy before the first run (load {load:.1f} on {os.cpu_count()} "
+            "cores): what else runs on it changes the numbers"
+        )
+    return doubts
 
 
 def format_comparison(result: Comparison) -> str:

@@ -40,7 +40,7 @@ from tf_smb.process_guard import (
     send_signal,
 )
 from tf_smb.resources import CorePlan, CoreShare, hand_out_cores, hand_out_gpus
-from tf_smb.worker_output import LogFollower, last_lines
+from tf_smb.worker_output import WorkerOutputs, last_lines, print_line
 
 # The exit code of a process that a signal ended is, in a shell, this plus the signal.
 _SIGNAL_EXIT = 128
@@ -123,7 +123,8 @@ def launch(
             if server is not None:
                 setup.environment["TF_SMB_SERVER"] = server.address
             _say(setup.first_line())
-            return _Job(setup, signals, guard, server, stdout).run()
+            outputs = WorkerOutputs(setup.log_dir, options.output == "all", stdout)
+            return _Job(setup, signals, guard, server, outputs).run()
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -146,14 +147,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def _say(text: str) -> None:
-    _print_line(f"tf-smb: {text}", sys.stderr)
-
-
-def _print_line(line: str, stream: TextIO) -> None:
-    """Prints a line, clear of a progress bar that may be on the terminal."""
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-        clear = "\r\x1b[K" if stream.isatty() else ""
-        print(f"{clear}{line}", file=stream, flush=True)
+    print_line(f"tf-smb: {text}", sys.stderr)
 
 
 # --- What is decided before anything starts ---
@@ -216,7 +210,7 @@ class _Setup:
             # True of workers that are not pinned, too.
             line += f" share {_count(self.cores.usable_cores, 'core')}, and slow each other down"
         elif share.cores:
-            line += f"{_on_cores(share)} each"
+            line += _on_cores(share) + (" each" if self.num_workers > 1 else "")
         if self.log_dir is not None:
             others = "1" if self.num_workers == 2 else f"1 to {self.num_workers - 1}"
             plural = "" if self.num_workers == 2 else "s"
@@ -268,9 +262,8 @@ def _make_log_dir(log_dir: str | None, job_id: str) -> Path:
 class _Signals:
     """Collects the signals that arrive, for as long as the context lasts.
 
-    They are read from the pipe that the interpreter's C handler writes their numbers to. Python
-    functions as handlers would not do: when the kernel gives a signal to a native thread, the
-    main thread may not run them before the next signal.
+    They are read from the pipe that the interpreter's C handler writes their numbers to, whichever
+    thread the kernel gives a signal to; no Python code runs at the arrival.
     """
 
     def __enter__(self) -> _Signals:
@@ -322,7 +315,6 @@ class _Worker:
 
     index: int
     process: subprocess.Popen[bytes]
-    log_path: Path | None
     # Until the first process has ended.
     running: bool = True
     # Until nothing of the session is left either.
@@ -355,9 +347,8 @@ class _Job:
     signals: _Signals
     guard: ProcessGuard
     server: Server | None
-    stdout: TextIO
+    outputs: WorkerOutputs
     workers: list[_Worker] = field(default_factory=list)
-    followers: list[LogFollower] = field(default_factory=list)
     failures: list[_Failure] = field(default_factory=list)
     # The signal to the launcher that ended the job, if one did.
     stopped_by: int | None = None
@@ -378,12 +369,10 @@ class _Job:
             self._reap()
             self._end_sessions()
             self._escalate()
-            self._show_output()
+            self.outputs.show_new()
         wall_s = time.monotonic() - started_s
         self._end_leftovers()
-        for follower in self.followers:
-            follower.show_new()
-            follower.show_rest()
+        self.outputs.show_rest()
         self._show_failed_log()
         return LaunchResult(self._exit_code(), wall_s)
 
@@ -395,7 +384,7 @@ class _Job:
         return self.failures[0].exit_code if self.failures else 0
 
     def _timeout_s(self) -> float | None:
-        waits = [_POLL_S] if self.followers else []
+        waits = [_POLL_S] if self.outputs.following else []
         if any(worker.alive and not worker.running for worker in self.workers):
             waits.append(_POLL_S)
         if self.escalation:
@@ -415,56 +404,36 @@ class _Job:
                 return
 
     def _start_worker(self, index: int) -> None:
-        with contextlib.ExitStack() as stack:
-            log_path = None
-            output, errors = self.stdout, None
-            if index > 0 and self.setup.log_dir is not None:
-                log_path = self.setup.log_dir / f"worker-{index}.log"
-                output = stack.enter_context(open(log_path, "w"))
-                errors = subprocess.STDOUT
-                self._follow_log(index, log_path)
-            stack.enter_context(_signals_held())
+        with self.outputs.open(index) as (stdout, stderr), _signals_held():
             process = subprocess.Popen(
                 self.guard.start_command(
                     self.setup.options.command, self.setup.cores.shares[index].cores
                 ),
                 stdin=None if index == 0 else subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
+                stdout=stdout,
+                stderr=stderr,
                 env=self.setup.worker_environment(index),
                 start_new_session=True,
                 pass_fds=[self.guard.pipe],
             )
-            self.workers.append(_Worker(index, process, log_path))
+            self.workers.append(_Worker(index, process))
 
     # --- Output ---
 
-    def _follow_log(self, index: int, log_path: Path) -> None:
-        if self.setup.options.output == "all":
-            self.followers.append(
-                LogFollower(log_path, lambda line: self._show(f"[worker {index}] {line}"))
-            )
-
-    def _show_output(self) -> None:
-        for follower in self.followers:
-            follower.show_new()
-
-    def _show(self, line: str) -> None:
-        _print_line(line, self.stdout)
-
     def _show_failed_log(self) -> None:
         """Shows the end of the first failure's log, unless it has been on the screen."""
-        if not self.failures or self.followers or self.stopped_by is not None:
+        if not self.failures or self.outputs.following or self.stopped_by is not None:
             return
         failure = self.failures[0]
         if any(other.worker.index == 0 for other in self.failures):
             return
-        if failure.signal in (signal.SIGKILL, signal.SIGTERM) or failure.worker.log_path is None:
+        log_path = self.outputs.log_path(failure.worker.index)
+        if failure.signal in (signal.SIGKILL, signal.SIGTERM) or log_path is None:
             return
-        lines = last_lines(failure.worker.log_path, _TAIL_LINES)
-        _say(f"the last lines of {failure.worker.log_path}:" if lines else "its log is empty")
+        lines = last_lines(log_path, _TAIL_LINES)
+        _say(f"the last lines of {log_path}:" if lines else "its log is empty")
         for line in lines:
-            _print_line(f"    {line}", sys.stderr)
+            print_line(f"    {line}", sys.stderr)
 
     # --- Signals ---
 

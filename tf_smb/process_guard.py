@@ -235,10 +235,8 @@ def _set_process_name(name: str) -> None:
 
 def _start(pipe: int, pinned: str, command: list[str]) -> None:
     """Tells the guard, pins this process to its cores, and becomes the command."""
-    for signal_number in (*HELD_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
-        # But what `nohup` ignores stays ignored.
-        if signal_number != signal.SIGHUP or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            signal.signal(signal_number, signal.SIG_DFL)
+    for signal_number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signal_number, signal.SIG_DFL)  # what Python has changed
     try:
         os.write(pipe, f"worker {os.getpid()}\n".encode())
     except BrokenPipeError:

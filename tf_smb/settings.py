@@ -20,10 +20,12 @@ def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if isinstance(value, bool):
             raise ValueError
-        number = int(value) if isinstance(value, str) else value
-        if not isinstance(number, Integral) or not lowest <= number <= highest:
+        if not isinstance(value, str | Integral):
             raise ValueError
-        return int(number)
+        number = int(value)
+        if not lowest <= number <= highest:
+            raise ValueError
+        return number
 
     return parse
 
@@ -81,7 +83,7 @@ SETTINGS: dict[str, Setting] = {
             _text,
             "an address like shm://NAME",
             None,
-            "The box to train with. `tf-smb run` sets it. None: an embedded one, for training alone.",
+            "The box to train with. `tf-smb run` sets it. None: an embedded one, to train alone.",
         ),
         Setting(
             "job_id",

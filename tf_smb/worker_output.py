@@ -1,11 +1,15 @@
-"""The log files of workers, as lines for a terminal."""
+"""Where the output of workers goes, and how it is shown."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 # Colours and cursor movements (CSI), window titles (OSC), other two-byte escapes.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
@@ -23,6 +27,85 @@ def visible_line(line: bytes) -> str:
     text = _ESCAPES.sub("", line.decode(errors="replace")).replace("\b", "")
     states = [state for state in text.rstrip("\r\n").split("\r") if state.strip()]
     return states[-1] if states else ""
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Prints a line, clear of a progress bar that may be on the terminal."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        clear = "\r\x1b[K" if stream.isatty() else ""
+        print(f"{clear}{line}", file=stream, flush=True)
+
+
+class WorkerOutputs:
+    """Where each worker's output goes.
+
+    Worker 0 has the launcher's own streams, so that its progress bar works; the others write to
+    log files. To show all, the log files are followed. Then worker 0 writes to log files too
+    where nobody looks at a terminal: of what several processes write to one pipe, lines get
+    mixed.
+
+    Args:
+        log_dir: None: there is no worker but worker 0.
+        show_all: Show what the others write, too.
+        stdout: Where output is shown.
+    """
+
+    def __init__(self, log_dir: Path | None, show_all: bool, stdout: TextIO) -> None:
+        self._log_dir = log_dir
+        self._show_all = show_all
+        self._stdout = stdout
+        self._followers: list[LogFollower] = []
+
+    @property
+    def following(self) -> bool:
+        """Whether `show_new` may have something to show."""
+        return bool(self._followers)
+
+    def log_path(self, worker_index: int) -> Path | None:
+        """Returns a worker's log file, if it has one of its own."""
+        if worker_index == 0 or self._log_dir is None:
+            return None
+        return self._log_dir / f"worker-{worker_index}.log"
+
+    @contextlib.contextmanager
+    def open(self, worker_index: int) -> Iterator[tuple[TextIO, TextIO | int]]:
+        """Opens standard output and error for a worker, for as long as it takes to start it.
+
+        Raises:
+            OSError: A log file cannot be written.
+        """
+        log_path = self.log_path(worker_index)
+        with contextlib.ExitStack() as files:
+            if log_path is None:
+                yield (
+                    self._own_stream(self._stdout, "worker-0.log", files),
+                    self._own_stream(sys.stderr, "worker-0-errors.log", files),
+                )
+            else:
+                if self._show_all:
+                    self._follow(log_path, self._stdout, f"[worker {worker_index}] ")
+                output = files.enter_context(open(log_path, "w"))
+                yield output, subprocess.STDOUT
+
+    def show_new(self) -> None:
+        """Shows lines that were completed since the last call."""
+        for follower in self._followers:
+            follower.show_new()
+
+    def show_rest(self) -> None:
+        """Shows all that is left, when nobody writes any more."""
+        for follower in self._followers:
+            follower.show_new()
+            follower.show_rest()
+
+    def _own_stream(self, stream: TextIO, name: str, files: contextlib.ExitStack) -> TextIO:
+        if self._log_dir is None or not self._show_all or stream.isatty():
+            return stream
+        self._follow(self._log_dir / name, stream, "")
+        return files.enter_context(open(self._log_dir / name, "w"))
+
+    def _follow(self, path: Path, stream: TextIO, prefix: str) -> None:
+        self._followers.append(LogFollower(path, lambda line: print_line(prefix + line, stream)))
 
 
 class LogFollower:

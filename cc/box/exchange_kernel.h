@@ -32,9 +32,8 @@ struct Move {
   MoveKind kind = MoveKind::kElastic;
   float rate = 0.0f;
   MoveOutput output = MoveOutput::kValue;
-  // Write past the cache what this move only writes and does not read: `center` of
-  // kCopy, `out` of MoveOutput::kDelta. For an exchange that is larger than the cache;
-  // the results are the same.
+  // The exchange is larger than the cache: what this move writes and does not read
+  // (`center` of kCopy, `out` of MoveOutput::kDelta) goes past it. Same results.
   bool stream = false;
 };
 

@@ -49,7 +49,8 @@ class SegmentControl {
 
   // --- Members ---------------------------------------------------------------
   // Takes a slot and its `alive` mutex, on the calling thread, which must call
-  // Renew, and at last Leave. Without an index: the lowest that is not live.
+  // Renew, and at last, while this object still is, Leave: the thread's list of
+  // robust mutexes points into the segment. Without an index: the lowest not live.
   // ALREADY_EXISTS if that worker is live, RESOURCE_EXHAUSTED if all slots are.
   virtual Result<MemberId> Join(std::optional<uint32_t> worker_index) = 0;
   // ABORTED if fenced. Reaps the dead on the way.

@@ -89,7 +89,8 @@ class AttachedSegment {
  private:
   void LeaseLoop(std::optional<uint32_t> worker_index) EXCLUDES(lease_mutex_);
   Status NotJoinedError() const;
-  Status CheckFinite(const std::vector<const float*>& local) REQUIRES(exchange_mutex_);
+  Status CheckFinite(const std::vector<const float*>& local, uint64_t first_chunk)
+      REQUIRES(exchange_mutex_);
   Status RebaseLocked(const std::vector<const float*>& values) REQUIRES(exchange_mutex_);
   Result<ExchangeOutcome> ExchangeLocked(const std::vector<const float*>& local,
                                          const std::vector<float*>& out, MoveOutput output,

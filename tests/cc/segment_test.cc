@@ -51,18 +51,23 @@ SegmentOptions Options(double lease_s = 3600.0) {
   return options;
 }
 
-std::unique_ptr<Segment> Make(const SegmentOptions& options = Options()) {
-  Result<std::unique_ptr<Segment>> segment = Segment::Create(options);
+// Never unmapped: these tests die, and leave members behind, whose mutexes the
+// thread's list of robust mutexes goes on pointing at.
+Segment* Keep(Result<std::unique_ptr<Segment>> segment) {
+  static auto* const kept = new std::vector<std::unique_ptr<Segment>>();
   EXPECT_TRUE(segment.ok()) << segment.status().message();
-  return std::move(segment).value();
+  kept->push_back(std::move(segment).value());
+  return kept->back().get();
+}
+
+Segment* Make(const SegmentOptions& options = Options()) {
+  return Keep(Segment::Create(options));
 }
 
 UniqueFd Duplicate(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
-std::unique_ptr<Segment> MapAgain(const Segment& segment) {
-  Result<std::unique_ptr<Segment>> mapped = Segment::Map(Duplicate(segment.fd()));
-  EXPECT_TRUE(mapped.ok()) << mapped.status().message();
-  return std::move(mapped).value();
+Segment* MapAgain(const Segment& segment) {
+  return Keep(Segment::Map(Duplicate(segment.fd())));
 }
 
 // The bytes of a segment, to look at and to damage.
@@ -118,10 +123,10 @@ pid_t SpawnMember(const Segment& segment, std::optional<uint32_t> index,
                   const std::function<void(Segment*, MemberId)>& then = {}) {
   const uint32_t before = segment.CountLive();
   const pid_t child = Spawn([&] {
-    const std::unique_ptr<Segment> own = MapAgain(segment);
+    Segment* const own = MapAgain(segment);
     const Result<MemberId> member = own->Join(index);
     if (!member.ok()) return 1;
-    if (then) then(own.get(), *member);
+    if (then) then(own, *member);
     for (;;) pause();
   });
   EXPECT_TRUE(WaitUntil([&] { return segment.CountLive() > before; }));
@@ -131,8 +136,8 @@ pid_t SpawnMember(const Segment& segment, std::optional<uint32_t> index,
 // --- Creation and mapping ------------------------------------------------------
 
 TEST(SegmentTest, HoldsWhatItWasTold) {
-  const std::unique_ptr<Segment> segment = Make();
-  for (const Segment* s : {segment.get(), MapAgain(*segment).release()}) {
+  Segment* const segment = Make();
+  for (const Segment* s : {segment, MapAgain(*segment)}) {
     EXPECT_EQ(s->name(), "run/0");
     EXPECT_EQ(s->job_id(), "job-1");
     EXPECT_EQ(s->num_workers(), 3u);
@@ -144,12 +149,12 @@ TEST(SegmentTest, HoldsWhatItWasTold) {
     EXPECT_EQ(s->CountLive(), 0u);
     ASSERT_EQ(s->num_chunks(), 1u);
     for (uint64_t i = 0; i < s->layout().num_elements(); ++i) EXPECT_EQ(s->center()[i], 0.0f);
-    if (s != segment.get()) delete s;
   }
 }
 
 TEST(SegmentTest, MappingsShareTheCenter) {
-  const std::unique_ptr<Segment> segment = Make(), mapped = MapAgain(*segment);
+  Segment* const segment = Make();
+  Segment* const mapped = MapAgain(*segment);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(mapped->center()) % 64, 0u);
   segment->center()[11] = 2.5f;
   mapped->AdvanceVersion();
@@ -161,7 +166,7 @@ TEST(SegmentTest, PiecesCoverEveryElementOnce) {
   SegmentOptions options = Options();
   const int64_t chunk = kChunkElements;
   options.layout = LayoutOf({{chunk - 16}, {}, {0}, {2 * chunk + 5}, {0, 3}, {chunk}, {7, 3}});
-  const std::unique_ptr<Segment> segment = Make(options);
+  Segment* const segment = Make(options);
   const std::vector<Variable>& variables = segment->layout().variables();
   std::vector<uint64_t> seen(variables.size(), 0);
   EXPECT_EQ(segment->num_chunks(),
@@ -183,7 +188,7 @@ TEST(SegmentTest, PiecesCoverEveryElementOnce) {
 TEST(SegmentTest, NothingButEmptyVariables) {
   SegmentOptions options = Options();
   options.layout = LayoutOf({{0}, {3, 0}});
-  const std::unique_ptr<Segment> segment = Make(options);
+  Segment* const segment = Make(options);
   EXPECT_EQ(segment->num_chunks(), 0u);
   EXPECT_EQ(MapAgain(*segment)->num_chunks(), 0u);
 }
@@ -233,13 +238,13 @@ UniqueFd CopyOf(const RawSegment& raw, uint64_t bytes, bool seal) {
 }
 
 TEST(SegmentMapTest, WholeCopyIsFine) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   EXPECT_TRUE(Segment::Map(CopyOf(raw, raw.size(), /*seal=*/true)).ok());
 }
 
 TEST(SegmentMapTest, UnsealedOrNoSegmentIsRefused) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   EXPECT_EQ(Segment::Map(CopyOf(raw, raw.size(), /*seal=*/false)).status().code(),
             StatusCode::kDataLoss);
@@ -253,7 +258,7 @@ TEST(SegmentMapTest, UnsealedOrNoSegmentIsRefused) {
 }
 
 TEST(SegmentMapTest, CutShortOrTooLongIsRefused) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   std::vector<uint64_t> sizes = {0, 1, sizeof(SegmentHeader), kPageBytes - 1, raw.size() - 1,
                                  raw.size() + 1, raw.size() + kPageBytes, 1ULL << 40};
@@ -265,7 +270,7 @@ TEST(SegmentMapTest, CutShortOrTooLongIsRefused) {
 }
 
 TEST(SegmentMapTest, AnyFlippedBitOfHeaderOrDirectoryIsRefused) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   const auto check = [&](uint64_t at) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -285,7 +290,7 @@ TEST(SegmentMapTest, AnyFlippedBitOfHeaderOrDirectoryIsRefused) {
 }
 
 TEST(SegmentMapTest, OtherFormatVersionNamesBoth) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   RawSegment(segment->fd()).header()->format_version = 7;
   const Status status = Segment::Map(Duplicate(segment->fd())).status();
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -295,7 +300,7 @@ TEST(SegmentMapTest, OtherFormatVersionNamesBoth) {
 
 // A forged checksum makes it a valid header, which must still be within bounds.
 TEST(SegmentMapTest, ForgedHeadersAreRefusedOrHarmless) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   const std::string directory(raw.data() + raw.header()->directory_offset,
                               raw.header()->directory_bytes);
@@ -331,7 +336,7 @@ TEST(SegmentMapTest, ForgedHeadersAreRefusedOrHarmless) {
 }
 
 TEST(SegmentMapTest, DamagedCountersAndSlotsAreHarmless) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   std::mt19937_64 random(4);
   ControlBlock* const control = raw.control();
@@ -359,7 +364,7 @@ TEST(SegmentMapTest, DamagedCountersAndSlotsAreHarmless) {
 // --- Members -------------------------------------------------------------------
 
 TEST(MembersTest, LowestFreeIndexUnlessTold) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId first = *segment->Join(std::nullopt);
   EXPECT_TRUE(segment->Join(2).ok());
   EXPECT_TRUE(segment->Join(std::nullopt).ok());
@@ -383,7 +388,7 @@ TEST(MembersTest, LowestFreeIndexUnlessTold) {
 }
 
 TEST(MembersTest, TakenIndexNamesTheProcess) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   ASSERT_TRUE(segment->Join(1).ok());
   const Status status = segment->Join(1).status();
   EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
@@ -394,7 +399,7 @@ TEST(MembersTest, TakenIndexNamesTheProcess) {
 }
 
 TEST(MembersTest, AllSlotsTakenThenReused) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   std::vector<MemberId> members;
   for (uint32_t i = 0; i < kMaxMembers; ++i) members.push_back(*segment->Join(std::nullopt));
   EXPECT_EQ(segment->CountLive(), kMaxMembers);
@@ -413,7 +418,8 @@ TEST(MembersTest, AllSlotsTakenThenReused) {
 }
 
 TEST(MembersTest, ProgressIsSeen) {
-  const std::unique_ptr<Segment> segment = Make(), other = MapAgain(*segment);
+  Segment* const segment = Make();
+  Segment* const other = MapAgain(*segment);
   const MemberId member = *segment->Join(std::nullopt);
   segment->PublishProgress(member, 30);
   segment->PublishProgress(member, 40);
@@ -425,7 +431,7 @@ TEST(MembersTest, ProgressIsSeen) {
 }
 
 TEST(MembersTest, WhoStopsRenewingIsFenced) {
-  const std::unique_ptr<Segment> segment = Make(Options(/*lease_s=*/0.05));
+  Segment* const segment = Make(Options(/*lease_s=*/0.05));
   const MemberId silent = *segment->Join(0), busy = *segment->Join(1);
   ASSERT_TRUE(WaitUntil([&] {
     EXPECT_TRUE(segment->Renew(busy).ok());
@@ -444,7 +450,7 @@ TEST(MembersTest, WhoStopsRenewingIsFenced) {
 }
 
 TEST(MembersTest, RenewingInTimeKeepsTheLease) {
-  const std::unique_ptr<Segment> segment = Make(Options(/*lease_s=*/30.0));
+  Segment* const segment = Make(Options(/*lease_s=*/30.0));
   const MemberId member = *segment->Join(std::nullopt);
   RawSegment raw(segment->fd());
   raw.control()->members[member.slot].renewed_nanos.store(BootTimeNanos() - 20 * kNanosPerSecond);
@@ -455,7 +461,7 @@ TEST(MembersTest, RenewingInTimeKeepsTheLease) {
 }
 
 TEST(MembersTest, KilledMemberIsDeadAtOnce) {
-  const std::unique_ptr<Segment> segment = Make();  // a lease of an hour
+  Segment* const segment = Make();  // a lease of an hour
   const pid_t child = SpawnMember(*segment, 2);
   EXPECT_EQ(segment->Members().at(0).state, MemberState::kLive);
   EXPECT_EQ(segment->Members().at(0).process_id, static_cast<uint32_t>(child));
@@ -467,7 +473,7 @@ TEST(MembersTest, KilledMemberIsDeadAtOnce) {
 }
 
 TEST(MembersTest, StoppedMemberIsNotDeadBeforeItsLease) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const pid_t child = SpawnMember(*segment, 0);
   kill(child, SIGSTOP);
   EXPECT_EQ(segment->Members().at(0).state, MemberState::kLive);
@@ -475,7 +481,7 @@ TEST(MembersTest, StoppedMemberIsNotDeadBeforeItsLease) {
 }
 
 TEST(MembersTest, DeathUnderTheControlLockStopsNobody) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   const pid_t child = Spawn([&] {
     const RawSegment own(segment->fd());
@@ -488,7 +494,8 @@ TEST(MembersTest, DeathUnderTheControlLockStopsNobody) {
 }
 
 TEST(MembersTest, AbsentWorkersAreRemembered) {
-  const std::unique_ptr<Segment> segment = Make(), other = MapAgain(*segment);
+  Segment* const segment = Make();
+  Segment* const other = MapAgain(*segment);
   EXPECT_FALSE(other->IsAbsent(64));
   segment->MarkAbsent(64);
   segment->MarkAbsent(kMaxWorkers - 1);
@@ -500,9 +507,9 @@ TEST(MembersTest, AbsentWorkersAreRemembered) {
 }
 
 TEST(MembersTest, ChangesWakeOtherProcesses) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const pid_t child = Spawn([&] {
-    const std::unique_ptr<Segment> own = MapAgain(*segment);
+    Segment* const own = MapAgain(*segment);
     const Deadline deadline = Deadline::After(kLongSeconds);
     for (;;) {
       const uint32_t seen = own->changes();
@@ -517,7 +524,7 @@ TEST(MembersTest, ChangesWakeOtherProcesses) {
 }
 
 TEST(MembersTest, LastTrainingMemberStays) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1), idle = *segment->Join(2);
   segment->SetTraining(a, true);
   segment->SetTraining(b, true);
@@ -534,11 +541,11 @@ TEST(MembersTest, LastTrainingMemberStays) {
 TEST(MembersTest, OfManyThatLeaveAtOnceExactlyOneStays) {
   constexpr int kProcesses = 8;
   for (int round = 0; round < 5; ++round) {
-    const std::unique_ptr<Segment> segment = Make();
+    Segment* const segment = Make();
     std::vector<pid_t> children;
     for (int i = 0; i < kProcesses; ++i) {
       children.push_back(Spawn([&, i] {
-        const std::unique_ptr<Segment> own = MapAgain(*segment);
+        Segment* const own = MapAgain(*segment);
         const MemberId member = *own->Join(i);
         own->SetTraining(member, true);
         const Deadline deadline = Deadline::After(kLongSeconds);
@@ -570,7 +577,7 @@ TEST(MembersTest, OfManyThatLeaveAtOnceExactlyOneStays) {
 // --- Seeding -------------------------------------------------------------------
 
 TEST(SeedingTest, OnlyOneSeeds) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   EXPECT_TRUE(segment->BeginSeeding(a));
   EXPECT_FALSE(segment->BeginSeeding(b));
@@ -584,7 +591,7 @@ TEST(SeedingTest, OnlyOneSeeds) {
 }
 
 TEST(SeedingTest, SeederThatLeavesGivesItUp) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   ASSERT_TRUE(segment->BeginSeeding(a));
   segment->Leave(a);
@@ -595,7 +602,7 @@ TEST(SeedingTest, SeederThatLeavesGivesItUp) {
 }
 
 TEST(SeedingTest, LeavingAfterSeedingKeepsTheCenter) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0);
   ASSERT_TRUE(segment->BeginSeeding(a));
   segment->FinishSeeding(a);
@@ -604,7 +611,7 @@ TEST(SeedingTest, LeavingAfterSeedingKeepsTheCenter) {
 }
 
 TEST(SeedingTest, KilledSeederIsReplaced) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId other = *segment->Join(1);
   const RawSegment raw(segment->fd());
   const pid_t child = SpawnMember(*segment, 0, [](Segment* own, MemberId member) {
@@ -621,7 +628,7 @@ TEST(SeedingTest, KilledSeederIsReplaced) {
 }
 
 TEST(SeedingTest, FencedSeederCannotFinish) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const RawSegment raw(segment->fd());
   const MemberId slow = *segment->Join(0), other = *segment->Join(1);
   ASSERT_TRUE(segment->BeginSeeding(slow));
@@ -638,7 +645,7 @@ TEST(SeedingTest, FencedSeederCannotFinish) {
 // --- Meetings ------------------------------------------------------------------
 
 TEST(MeetingTest, ClosesWhenAllHaveArrived) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   for (uint64_t round = 1; round <= 3; ++round) {
     segment->SetTraining(a, true);
@@ -657,7 +664,7 @@ TEST(MeetingTest, ClosesWhenAllHaveArrived) {
 }
 
 TEST(MeetingTest, NobodyWaitsForWhoLeft) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   const uint64_t meeting = segment->Arrive(a);
   EXPECT_FALSE(segment->TryCloseMeeting(meeting));
@@ -666,7 +673,7 @@ TEST(MeetingTest, NobodyWaitsForWhoLeft) {
 }
 
 TEST(MeetingTest, KilledMemberIsDropped) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0);
   const pid_t never_comes = SpawnMember(*segment, 1);
   const uint64_t meeting = segment->Arrive(a);
@@ -678,7 +685,7 @@ TEST(MeetingTest, KilledMemberIsDropped) {
 }
 
 TEST(MeetingTest, ReaderThatDiesIsDropped) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0);
   const pid_t reader = SpawnMember(*segment, 1, [](Segment* own, MemberId member) {
     own->Arrive(member);
@@ -693,7 +700,7 @@ TEST(MeetingTest, ReaderThatDiesIsDropped) {
 }
 
 TEST(MeetingTest, LateJoinerHasToComeToo) {
-  const std::unique_ptr<Segment> segment = Make();
+  Segment* const segment = Make();
   const MemberId a = *segment->Join(0);
   ASSERT_TRUE(segment->TryCloseMeeting(segment->Arrive(a)));
   segment->FinishMeeting(a, 1);

@@ -67,9 +67,10 @@ TEST_F(ServerTest, FirstCreatesOthersJoin) {
   EXPECT_EQ(segment->lease_s(), 10.0);
   EXPECT_EQ(Granted(OpenOf(), /*created=*/false), segment);
   // Also while workers come: nobody has left, and worker 1 is expected.
-  ASSERT_TRUE(segment->Join(0).ok());
+  const MemberId member = *segment->Join(0);
   EXPECT_EQ(Granted(OpenOf(), /*created=*/false), segment);
   EXPECT_EQ(Granted(Of(MessageType::kAttach, "run/0"), /*created=*/false), segment);
+  segment->Leave(member);
 }
 
 TEST_F(ServerTest, OtherLayoutIsToldTheFirstDifference) {
@@ -133,8 +134,7 @@ TEST_F(ServerTest, FreedNameIsFreeMemoryIsNot) {
 TEST_F(ServerTest, ListCountsTheLiving) {
   EXPECT_TRUE(server_->List().empty());
   const std::shared_ptr<Segment> segment = Granted(OpenOf(), true);
-  const MemberId member = *segment->Join(0);
-  ASSERT_TRUE(segment->Join(1).ok());
+  const MemberId member = *segment->Join(0), other = *segment->Join(1);
   for (const auto& segments : {server_->List(), server_->Handle(Of(MessageType::kList)).reply.segments}) {
     ASSERT_EQ(segments.size(), 1u);
     EXPECT_EQ(segments[0].name, "run/0");
@@ -144,6 +144,7 @@ TEST_F(ServerTest, ListCountsTheLiving) {
   }
   segment->Leave(member);
   EXPECT_EQ(server_->List().at(0).live_members, 1u);
+  segment->Leave(other);
 }
 
 TEST_F(ServerTest, AbsentWorkersConcernSegmentsOfNowAndLater) {

@@ -225,7 +225,7 @@ TEST(ShmTransportTest, ConnectsAgainToANewServer) {
   ASSERT_TRUE(connection->List(Long()).ok());
   server.reset();
   EXPECT_EQ(connection->List(Long()).status().code(), StatusCode::kUnavailable);
-  EXPECT_EQ(connection->List(Deadline::After(0.02)).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(connection->List(Long()).status().code(), StatusCode::kUnavailable);  // at once
   server = StartServer(name);
   EXPECT_TRUE(connection->List(Long()).ok());
 }

@@ -265,7 +265,7 @@ def test_only_the_last_one_stays(client):
 def test_write_and_read(segment):
     arrays = [np.arange(a.size, dtype=np.float32).reshape(a.shape) for a in zeros()]
     segment.write(arrays)
-    for read, written in zip(segment.read(), arrays):
+    for read, written in zip(segment.read(), arrays, strict=True):
         np.testing.assert_array_equal(read, written)
         assert read.shape == written.shape
     assert segment.version == 1
@@ -369,7 +369,7 @@ def test_not_finite_is_refused_and_moves_nothing(client, segment, bad):
     before = [a.copy() for a in arrays]
     with pytest.raises(InvalidArgumentError, match=r"'bias' float32\[4\].*NaN or Inf"):
         segment.exchange(arrays)
-    for a, b in zip(arrays, before):
+    for a, b in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(a, b)
     assert filled_with(segment.read(), 1)
     with pytest.raises(InvalidArgumentError, match="NaN or Inf"):

@@ -107,6 +107,19 @@ def test_damaged_and_foreign_lines_are_left_out(tmp_path: Path):
     assert math.isnan(second.samples_per_s) and math.isnan(second.batches[0].loss)
 
 
+def test_steps_are_counted_where_samples_are_not_known(tmp_path: Path):
+    records = [
+        {**record, "step": record["samples"] / 10, "samples": None}
+        for record in training(0.0, 100, 1000)
+    ]
+    write(tmp_path, 0, records)
+    workers = compare.read_report(tmp_path)
+    assert workers[0].samples_per_s == pytest.approx(10)
+    assert any(
+        "steps were counted" in w for w in compare.compare_runs(1, workers, workers, 1, 1).warnings
+    )
+
+
 def test_short_runs_and_missing_workers_are_warned_about(tmp_path: Path):
     write(tmp_path, 0, training(0.0, 100, 100, first_s=0.1))
     workers = compare.read_report(tmp_path)

@@ -44,7 +44,9 @@ class Oracle:
         self.had_company[worker] = False
 
     def step(self, worker, change):
-        self.local[worker] = [x + d.astype(self.dtype) for x, d in zip(self.local[worker], change)]
+        self.local[worker] = [
+            x + d.astype(self.dtype) for x, d in zip(self.local[worker], change, strict=True)
+        ]
 
     def exchange(self, worker):
         x = self.local[worker]
@@ -60,13 +62,16 @@ class Oracle:
             self.base[worker] = [a.copy() for a in x]
             return "unchanged"
         if delta:
-            self.center = [g + rate * (a - b) for g, a, b in zip(self.center, x, self.base[worker])]
+            self.center = [
+                g + rate * (a - b)
+                for g, a, b in zip(self.center, x, self.base[worker], strict=True)
+            ]
             self.local[worker] = [g.copy() for g in self.center]
             self.base[worker] = [g.copy() for g in self.center]
         else:
-            moves = [rate * (a - g) for a, g in zip(x, self.center)]
-            self.local[worker] = [a - d for a, d in zip(x, moves)]
-            self.center = [g + d for g, d in zip(self.center, moves)]
+            moves = [rate * (a - g) for a, g in zip(x, self.center, strict=True)]
+            self.local[worker] = [a - d for a, d in zip(x, moves, strict=True)]
+            self.center = [g + d for g, d in zip(self.center, moves, strict=True)]
         return "moved"
 
 
@@ -102,7 +107,7 @@ def test_trajectory(rule, workers, dtype):
                 (local[worker], oracle.local[worker]),
                 (segments[worker].read(), oracle.center),
             ):
-                for a, b in zip(ours, theirs):
+                for a, b in zip(ours, theirs, strict=True):
                     if dtype is np.float32:
                         np.testing.assert_array_equal(a, b)
                     else:
@@ -130,7 +135,7 @@ def test_trajectory(rule, workers, dtype):
                 oracle.live.remove(worker)
             elif random.random() < 0.5:
                 change = _changes(random)
-                for x, d in zip(local[worker], change):
+                for x, d in zip(local[worker], change, strict=True):
                     x += d
                 oracle.step(worker, change)
             else:

@@ -243,7 +243,7 @@ for step in (1, 2, 3):
     sys.stdout.flush()
 print()
 print("to stderr", file=sys.stderr)
-sys.stdout.write("no end" if i != "0" else "end\\n")
+sys.stdout.write("no end")
 """
 
 
@@ -280,6 +280,11 @@ def test_all_output_comes_line_by_line_with_its_worker(run: Run):
             f"[worker {index}] to stderr",
             f"[worker {index}] no end",
         ]
+    # Worker 0's lines are whole, too, whatever comes between them.
+    assert [line for line in lines if not line.startswith("[")] == [
+        *("hello from 0", "3/3 worker 0", "no end")
+    ]
+    assert "to stderr" in result.stderr.splitlines()
 
 
 def test_the_chief_has_the_terminal_itself(tmp_path: Path):
@@ -415,6 +420,16 @@ def test_a_command_that_cannot_be_executed(tmp_path: Path):
     assert result.returncode == 127
     assert f"tf-smb: cannot run '{program}': No such file or directory" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_not_taken_for_others(tmp_path: Path, closed: str):
+    line = f"exec {sys.executable} -m tf_smb.cli run -n 1 -- sh -c 'ls -l /proc/self/fd > $OUT'"
+    out = tmp_path / "out"
+    environment = {**os.environ, "OUT": str(out)}
+    result = subprocess.run(["sh", "-c", f"{line} {closed}"], env=environment, timeout=60)
+    assert result.returncode == 0
+    assert "pipe:" not in out.read_text() or closed != "<&- >&- 2>&-"
 
 
 def test_core_counts_out_of_range():

@@ -52,7 +52,7 @@ def _numbers(text: str, lowest: float, highest: float, whole: bool) -> list[floa
 
 
 def _sizes(text: str) -> list[float]:
-    return _numbers(text, 0.1, 100_000, whole=False)
+    return _numbers(text, 0.5, 100_000, whole=False)
 
 
 def _counts(text: str) -> list[int]:

@@ -244,7 +244,7 @@ def make_contestants(
     if "op" in peers:
         contestants.append(Op(groups))
     if "mpi" in peers:
-        for what in ("get_accumulate", "allreduce"):
+        for what in ("get_accumulate", "get_accumulate_shared", "allreduce"):
             contestants.append(Mpi(what, MpiPeer(what, workers, pinned, say)))
     if "tf" in peers:
         contestants.append(TensorFlowAllReduce(groups))

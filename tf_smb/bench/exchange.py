@@ -20,6 +20,7 @@ RESULTS = (
     "op_exchange",
     "limit",
     "mpi_get_accumulate",
+    "mpi_get_accumulate_shared",
     "mpi_allreduce",
     "tf_allreduce",
 )

@@ -22,8 +22,16 @@ _TRIAL_MB = 100.0
 _TRIAL_ITERATIONS = 3
 _TRIAL_BUDGET_S = 0.5
 _LOCKINGS = {0: "exclusive lock", 1: "shared lock", 2: "lock_all"}
+# Which of them a contestant may use. Under the exclusive lock get and accumulate are one
+# atomic move, as an exchange is; under the others they are not: another, cheaper thing.
+_ALLOWED_LOCKINGS = {"get_accumulate": (0,), "get_accumulate_shared": (1, 2), "allreduce": (0,)}
+_OPERATIONS = {"get_accumulate_shared": "get_accumulate"}
 # Elements; what is larger than the model means: in one piece.
-_CHUNKS = (1 << 16, 1 << 20, 1 << 40)
+_WHOLE = 1 << 40
+_CHUNKS = {
+    "get_accumulate": (1 << 13, 1 << 14, 1 << 16, _WHOLE),
+    "allreduce": (1 << 16, 1 << 18, 1 << 20, _WHOLE),
+}
 _LAUNCH_SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "get_accumulate": ((), ("--mca", "osc", "^sm")),
     "allreduce": (
@@ -80,7 +88,7 @@ class MpiPeer:
     """One operation of mpi_peer.c with so many ranks.
 
     Args:
-        what: "get_accumulate" or "allreduce".
+        what: "get_accumulate", "get_accumulate_shared" or "allreduce".
         workers: Number of ranks.
         pinned: Whether each rank has a core to itself.
         say: Takes a line for people: the command that was best.
@@ -88,6 +96,7 @@ class MpiPeer:
 
     def __init__(self, what: str, workers: int, pinned: bool, say: Callable[[str], None]) -> None:
         self._what = what
+        self._operation = _OPERATIONS.get(what, what)
         self._workers = workers
         self._pinned = pinned
         self._say = say
@@ -142,14 +151,14 @@ class MpiPeer:
             self._group = start_command("mpirun", self._command(settings.launch))
             self._launch = settings.launch
         rate = float(workload.move_rate("elastic", self._workers))
-        request = settings.request(self._what, params_mb, count, budget_s, rate)
+        request = settings.request(self._operation, params_mb, count, budget_s, rate)
         try:
             (reply,) = self._group.call(request, timeout_s)
         except GroupError:
             self._group.close()
             self._group = None
             raise
-        _check(self._what, reply, np.float32(rate))
+        _check(self._operation, reply, np.float32(rate))
         return [max(times) for times in zip(*reply["times"], strict=True)]
 
     def _choose(self, params_mb: float, timeout_s: float) -> _Settings:
@@ -168,23 +177,22 @@ class MpiPeer:
             raise failure
         _, best = min(tried, key=lambda entry: entry[0])
         rate = float(workload.move_rate("elastic", self._workers))
-        request = best.request(self._what, params_mb, 10, 2.0, rate)
+        request = best.request(self._operation, params_mb, 10, 2.0, rate)
         self._say(
             f"MPI {self._what}, {params_mb:g} MB, {self._workers} ranks: best of {len(tried)} "
-            f"settings is {best.describe(self._what)}: echo {shlex.quote(request)} | "
+            f"settings is {best.describe(self._operation)}: echo {shlex.quote(request)} | "
             f"{shlex.join([*self._command(best.launch)[:-1], 'mpi_peer'])}"
         )
         return best
 
     def _candidates(self, params_mb: float) -> list[_Settings]:
         elements = round(params_mb * workload.BYTES_PER_MB / 4)
-        chunks = [c for c in _CHUNKS if c < elements] + [_CHUNKS[-1]]
-        lockings = _LOCKINGS if self._what == "get_accumulate" else (0,)
+        chunks = [c for c in _CHUNKS[self._operation] if c < elements or c == _WHOLE]
         return [
             _Settings(launch, chunk, locking)
-            for launch in _LAUNCH_SETTINGS[self._what]
-            for chunk in dict.fromkeys(chunks)
-            for locking in lockings
+            for launch in _LAUNCH_SETTINGS[self._operation]
+            for chunk in chunks
+            for locking in _ALLOWED_LOCKINGS[self._what]
         ]
 
 

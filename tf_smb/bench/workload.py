@@ -44,8 +44,16 @@ def fill(arrays: Sequence[np.ndarray], seed: int) -> None:
 
 
 def new_model(params_mb: float, seed: int) -> list[np.ndarray]:
-    """Returns the arrays of a model with the values of `fill`."""
-    arrays = [np.empty(shape, np.float32) for shape in model_shapes(params_mb)]
+    """Returns the arrays of a model with the values of `fill`, all in one piece of memory."""
+    shapes = model_shapes(params_mb)
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    # Each on a multiple of 64 bytes from the first.
+    starts = np.cumsum([0] + [-(-size // 16) * 16 for size in sizes])
+    memory = np.empty(int(starts[-1]), np.float32)
+    arrays = [
+        memory[start : start + size].reshape(shape)
+        for start, size, shape in zip(starts, sizes, shapes, strict=False)
+    ]
     fill(arrays, seed)
     return arrays
 

@@ -93,7 +93,8 @@ class ShmConnection : public Connection {
       EXCLUDES(mutex_) {
     MutexLock lock(&mutex_);
     if (!socket_.valid()) {
-      TF_SMB_ASSIGN_OR_RETURN(socket_, ConnectUnix(name_, deadline));
+      // One try: whoever wants to wait for a new server connects anew.
+      TF_SMB_ASSIGN_OR_RETURN(socket_, ConnectUnix(name_, Deadline::After(0)));
     }
     Result<Frame> frame = SendAndReceive(request, deadline);
     if (!frame.ok()) {

@@ -1,0 +1,114 @@
+"""Handwritten digits: a small convolutional network, trained by one or several workers.
+
+    python examples/digits.py                          # alone
+    tf-smb run -n 2 -- python examples/digits.py       # two workers on this machine
+    tf-smb run --compare -n 2 -- python examples/digits.py
+
+The data is MNIST, from --data FILE or Keras' own download; where neither is to be had, the 1,797
+small digits that scikit-learn brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import digits_data
+import keras
+
+import tf_smb
+
+
+def build(image_shape: tuple[int, ...]) -> keras.Model:
+    """Returns a convolutional network of about 60,000 parameters."""
+    return keras.Sequential(
+        [
+            keras.layers.Input(image_shape),
+            keras.layers.Conv2D(16, 3, activation="relu", padding="same"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu", padding="same"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+class StopAt(keras.callbacks.Callback):
+    """Says when the center first reaches a test accuracy, looking every `every` steps."""
+
+    def __init__(self, strategy, x_test, y_test, accuracy: float, every: int = 10) -> None:
+        super().__init__()
+        self._strategy, self._x, self._y = strategy, x_test, y_test
+        self._accuracy, self._every = accuracy, every
+        self._looking = 0.0
+        self._reached = False
+
+    def on_train_begin(self, logs=None) -> None:
+        """Starts the clock."""
+        self._began = time.monotonic()
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        """Looks at the center, on the chief."""
+        if self._reached or batch % self._every or not self._strategy.is_chief:
+            return
+        look = time.monotonic()
+        with self._strategy.center_weights():
+            logits = self.model.predict_on_batch(self._x)
+        accuracy = float((logits.argmax(axis=1) == self._y).mean())
+        now = time.monotonic()
+        self._looking += now - look
+        if accuracy >= self._accuracy:
+            self._reached = True
+            seconds = now - self._began - self._looking
+            print(
+                f"center reached {accuracy:.4f} after {batch + 1} steps and {seconds:.2f} s of "
+                f"training (looking took {self._looking:.2f} s more)",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Trains, evaluates the center, and exports it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="an .npz file with x_train, y_train, x_test, y_test")
+    parser.add_argument("--epochs", type=int, default=None)
+    parser.add_argument("--batch-size", type=int, default=64, help="of each worker")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of one worker")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--export", help="folder for a SavedModel of the center")
+    parser.add_argument("--say-when", type=float, help="say when the center reaches this accuracy")
+    args = parser.parse_args()
+
+    (x_train, y_train), (x_test, y_test), name = digits_data.load(args.data)
+    keras.utils.set_random_seed(args.seed)
+
+    strategy = tf_smb.SMBStrategy()
+    with strategy.scope():
+        model = build(x_train.shape[1:])
+        # Twice the workers, twice the samples a step: the learning rate grows with them (the
+        # linear scaling rule, Goyal et al. 2017, arXiv:1706.02677).
+        optimizer = keras.optimizers.Adam(args.learning_rate * strategy.num_workers)
+        model.compile(
+            optimizer,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+
+    callbacks = []
+    if args.say_when:
+        callbacks.append(StopAt(strategy, x_test[:2000], y_test[:2000], args.say_when))
+    epochs = args.epochs or digits_data.enough_epochs(len(x_train))
+    model.fit(x_train, y_train, batch_size=args.batch_size, epochs=epochs, callbacks=callbacks)
+
+    # Every worker holds the same center now; each says so.
+    accuracy = model.evaluate(x_test, y_test, batch_size=1000, verbose=0)[1]
+    print(f"worker {strategy.worker_index} {dict(strategy.stats())}", flush=True)
+    print(f"center test accuracy: {accuracy:.4f} ({name})", flush=True)
+    if args.export:
+        model.export(args.export)  # written once, by the chief
+
+
+if __name__ == "__main__":
+    main()
