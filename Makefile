@@ -193,19 +193,22 @@ build/plain/.created: $(VENV)/.installed
 	touch $@
 
 DEMO_OUT := build/demo
+# MNIST as an .npz file; none: Keras' download, else scikit-learn's small digits.
+MNIST ?= $(wildcard ../shared/data/mnist.npz)
+DEMO_DATA := $(if $(MNIST),--data $(abspath $(MNIST)))
 
 .PHONY: demo
 demo: package build/plain/.created ## Two workers train on digits; the export loads without tf_smb
 	rm -rf $(DEMO_OUT)
-	$(BIN)/tf-smb run -n 2 --output all -- $(BIN)/python examples/digits.py --export $(DEMO_OUT)
+	$(BIN)/tf-smb run -n 2 --output all -- $(BIN)/python examples/digits.py --export $(DEMO_OUT) $(DEMO_DATA)
 	@cd build && if plain/bin/python -c 'import tf_smb' 2>/dev/null; then \
 	  echo "The plain Python can import tf_smb: the check below would prove nothing." >&2; exit 1; fi
-	cd build && plain/bin/python ../examples/load_export.py $(CURDIR)/$(DEMO_OUT)
+	cd build && plain/bin/python ../examples/load_export.py $(CURDIR)/$(DEMO_OUT) $(DEMO_DATA)
 
 .PHONY: bench
 bench: package ## Measures the exchange and writes docs/benchmarks.md
-	$(call cmake_build,gcc,-DTF_SMB_BUILD_PACKAGE=OFF)
-	$(BIN)/python -m tf_smb.bench --output docs/benchmarks.md
+	$(call need,command -v mpicc,openmpi-bin libopenmpi-dev)
+	$(BIN)/tf-smb bench exchange --markdown docs/benchmarks.md
 
 .PHONY: clean
 clean: ## Removes what was built; the environments stay (rm -r .venv*)
