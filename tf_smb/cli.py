@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from tf_smb import __version__, compare, launcher
 from tf_smb.errors import Error, InvalidArgumentError
+from tf_smb.launch_setup import LaunchOptions
 from tf_smb.settings import MAX_WORKERS
 
 _BAD_USAGE = 2
@@ -94,6 +95,9 @@ def _guarded(
         return 1
     except BrokenPipeError:
         return 1  # whoever read our output has enough
+    except OSError as error:  # no processes, descriptors or disk space left
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130  # before the workers started, or after they ended
 
@@ -113,7 +117,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise InvalidArgumentError(f"{what} {unknown[0]!r}; tf-smb run --help lists them")
     if parsed.json and not parsed.compare:
         raise InvalidArgumentError("--json goes with --compare")
-    options = launcher.LaunchOptions(
+    options = LaunchOptions(
         command=command or [],
         num_workers=parsed.num_workers,
         cores_per_worker=parsed.cores_per_worker,

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_smb.errors import FailedPreconditionError
-from tf_smb.launcher import LaunchOptions, LaunchResult, launch
+from tf_smb.launch_setup import LaunchOptions
+from tf_smb.launcher import LaunchResult, launch
 from tf_smb.resources import hand_out_cores
 
 # The window of the loss curve, as a share of the shorter run's samples.
@@ -367,7 +368,10 @@ def _run_once(options: LaunchOptions, report: Path, plain: bool, as_json: bool) 
 
 
 def _failed(name: str, result: LaunchResult) -> int:
-    print(f"tf-smb: nothing to compare: the {name} failed", file=sys.stderr)
+    print(
+        f"tf-smb: nothing to compare: the {name} ended with code {result.exit_code}",
+        file=sys.stderr,
+    )
     return result.exit_code
 
 

@@ -11,35 +11,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import secrets
 import select
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
-from tf_smb import settings
-from tf_smb.box import Server, new_job_id
-from tf_smb.errors import InvalidArgumentError
+from tf_smb.box import Server
+from tf_smb.launch_setup import LaunchOptions, LaunchSetup, check_command, count
 from tf_smb.process_guard import (
     HELD_SIGNALS,
     KILLED_TIMEOUT_S,
-    LAUNCH_ID_VARIABLE,
     ProcessGuard,
     end_processes,
     find_processes,
     live_sessions,
     send_signal,
 )
-from tf_smb.resources import CorePlan, CoreShare, hand_out_cores, hand_out_gpus
 from tf_smb.worker_output import WorkerOutputs, last_lines, print_line
 
 # The exit code of a process that a signal ended is, in a shell, this plus the signal.
@@ -55,32 +47,6 @@ _TERM_GRACE_S = 5.0
 _POLL_S = 0.1
 _TAIL_LINES = 20
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """What to run, and how.
-
-    Attributes:
-        command: Program and arguments; the same for all workers.
-        num_workers: How many workers.
-        cores_per_worker: See `hand_out_cores`.
-        gpus: See `hand_out_gpus`.
-        output: Whose output is shown: "chief" (worker 0's) or "all".
-        log_dir: Where the other workers' output goes; None: a new folder for temporary files.
-        on_failure: "auto" (an exit code ends the job, a killed worker does not), "stop" (both
-            do) or "continue" (neither does).
-        grace_s: Seconds that workers get to end after a signal before they are killed.
-    """
-
-    command: Sequence[str]
-    num_workers: int
-    cores_per_worker: str = "auto"
-    gpus: str = "auto"
-    output: str = "chief"
-    log_dir: str | None = None
-    on_failure: str = "auto"
-    grace_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +83,7 @@ def launch(
     check_command(options.command)
     stdout = stdout or sys.stdout
     launch_id = secrets.token_hex(8)
-    setup = _Setup.make(options, {**os.environ, **(extra_environment or {})}, launch_id, plain)
+    setup = LaunchSetup.make(options, {**os.environ, **(extra_environment or {})}, launch_id, plain)
     with _Signals() as signals, ProcessGuard(launch_id) as guard:
         with contextlib.nullcontext() if plain else Server() as server:
             if server is not None:
@@ -127,133 +93,8 @@ def launch(
             return _Job(setup, signals, guard, server, outputs).run()
 
 
-def check_command(command: Sequence[str]) -> None:
-    """Raises InvalidArgumentError unless the command can be executed."""
-    if not command or not command[0]:
-        raise InvalidArgumentError(
-            "no command after --: give one, as in tf-smb run -n 2 -- python train.py"
-        )
-    program = command[0]
-    if shutil.which(program):
-        return
-    if os.path.isfile(program):
-        raise InvalidArgumentError(
-            f"{program!r} is not an executable program: put what runs it before it, as in "
-            f"tf-smb run -n 2 -- python {shlex.quote(program)}"
-        )
-    where = "" if os.sep in program else " on PATH"
-    hint = f" (this Python is {sys.executable})" if program.startswith("python") else ""
-    raise InvalidArgumentError(f"there is no program {program!r}{where}{hint}")
-
-
 def _say(text: str) -> None:
     print_line(f"tf-smb: {text}", sys.stderr)
-
-
-# --- What is decided before anything starts ---
-
-
-@dataclass
-class _Setup:
-    """Everything that the workers are started with."""
-
-    options: LaunchOptions
-    plain: bool
-    launch_id: str
-    job_id: str
-    cores: CorePlan
-    gpus: list[dict[str, str]]
-    log_dir: Path | None
-    environment: dict[str, str]
-
-    @classmethod
-    def make(
-        cls, options: LaunchOptions, environment: Mapping[str, str], launch_id: str, plain: bool
-    ) -> _Setup:
-        job_id = settings.resolve("job_id", environment=environment) or new_job_id()
-        cores = hand_out_cores(options.num_workers, options.cores_per_worker)
-        gpus = hand_out_gpus(options.num_workers, options.gpus, environment)
-        count = 1 if plain else options.num_workers
-        return cls(
-            options=options,
-            plain=plain,
-            launch_id=launch_id,
-            job_id=job_id,
-            cores=cores,
-            gpus=gpus,
-            log_dir=_make_log_dir(options.log_dir, job_id) if count > 1 else None,
-            environment=_common_environment(environment, launch_id, job_id, count, plain),
-        )
-
-    @property
-    def num_workers(self) -> int:
-        return 1 if self.plain else self.options.num_workers
-
-    def worker_environment(self, worker_index: int) -> dict[str, str]:
-        """Returns the whole environment of a worker."""
-        environment = {**self.environment, **self.gpus[worker_index]}
-        if not self.plain:
-            environment["TF_SMB_WORKER_INDEX"] = str(worker_index)
-        threads = self.cores.shares[worker_index].threads
-        for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
-            if threads:
-                environment.setdefault(name, str(threads))
-        return environment
-
-    def first_line(self) -> str:
-        """Returns what is said before the workers start."""
-        share = self.cores.shares[0]
-        if self.plain:
-            return f"one plain process{_on_cores(share)}, without tf_smb"
-        line = _count(self.num_workers, "worker")
-        if self.cores.oversubscribed:
-            # True of workers that are not pinned, too.
-            line += f" share {_count(self.cores.usable_cores, 'core')}, and slow each other down"
-        elif share.cores:
-            line += _on_cores(share) + (" each" if self.num_workers > 1 else "")
-        if self.log_dir is not None:
-            others = "1" if self.num_workers == 2 else f"1 to {self.num_workers - 1}"
-            plural = "" if self.num_workers == 2 else "s"
-            line += f"; output of worker{plural} {others}: {self.log_dir}"
-        return line
-
-
-def _on_cores(share: CoreShare) -> str:
-    return f" on {_count(len(share.cores), 'core')}" if share.cores else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _common_environment(
-    environment: Mapping[str, str], launch_id: str, job_id: str, num_workers: int, plain: bool
-) -> dict[str, str]:
-    common = {"PYTHONUNBUFFERED": "1", **environment, LAUNCH_ID_VARIABLE: launch_id}
-    # Of an outer launch, or the user's for a worker that is started by hand.
-    for name in ("SERVER", "JOB_ID", "NUM_WORKERS", "WORKER_INDEX", "PLAIN"):
-        common.pop(f"TF_SMB_{name}", None)
-    if plain:
-        common["TF_SMB_PLAIN"] = "1"
-    else:
-        common["TF_SMB_JOB_ID"] = job_id
-        common["TF_SMB_NUM_WORKERS"] = str(num_workers)
-    return common
-
-
-def _make_log_dir(log_dir: str | None, job_id: str) -> Path:
-    try:
-        if log_dir is None:
-            name = re.sub(r"[^\w.-]", "_", job_id)
-            return Path(tempfile.mkdtemp(prefix=f"tf_smb-{name}-"))
-        path = Path(log_dir).absolute()
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return path
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"cannot write log files in {log_dir or tempfile.gettempdir()!r}: {error.strerror}"
-        ) from None
 
 
 # --- Signals ---
@@ -343,7 +184,7 @@ class _Failure:
 class _Job:
     """A job while it runs."""
 
-    setup: _Setup
+    setup: LaunchSetup
     signals: _Signals
     guard: ProcessGuard
     server: Server | None
@@ -431,7 +272,7 @@ class _Job:
         if failure.signal in (signal.SIGKILL, signal.SIGTERM) or log_path is None:
             return
         lines = last_lines(log_path, _TAIL_LINES)
-        _say(f"the last lines of {log_path}:" if lines else "its log is empty")
+        _say(f"the last lines of {log_path}:" if lines else f"nothing was written to {log_path}")
         for line in lines:
             print_line(f"    {line}", sys.stderr)
 
@@ -454,7 +295,7 @@ class _Job:
         first = self.stopped_by is None
         if first:
             self.stopped_by = number
-            running = _count(sum(worker.running for worker in self.workers), "worker")
+            running = count(sum(worker.running for worker in self.workers), "worker")
             again = " (once more kills them)" if number == signal.SIGINT else ""
             _say(f"{_signal_name(number)}: stopping {running}{again}")
         self._signal_groups(number)
@@ -535,6 +376,7 @@ class _Job:
         if others and not already_ending:
             whom = "the other worker" if others == 1 else f"the other {others} workers"
             then = f": stopping {whom}" if ends_job else f": {whom} go{'es' * (others == 1)} on"
+        self.outputs.show_new()
         _say(f"worker {failure.worker.index} {_how_it_ended(failure)}{then}")
 
     def _end_sessions(self) -> None:

@@ -213,4 +213,4 @@ def test_compare_ends_with_the_first_run_that_fails(tmp_path: Path):
     result = tf_smb_compare(tmp_path, "import sys; print('once'); sys.exit(3)")
     assert result.returncode == 3
     assert result.stdout == "once\n"
-    assert "nothing to compare: the plain run failed" in result.stderr
+    assert "nothing to compare: the plain run ended with code 3" in result.stderr
