@@ -198,7 +198,7 @@ Result<bool> AttachedSegment::TrySeed(const std::vector<const float*>& values,
   TF_SMB_RETURN_IF_ERROR(fork_guard_.Check());
   TF_SMB_ASSIGN_OR_RETURN(const MemberId member, this->member());
   if (!control()->BeginSeeding(member)) return false;
-  TF_SMB_RETURN_IF_ERROR(link_->Write(values, deadline));
+  TF_SMB_RETURN_IF_ERROR(Write(values, deadline));
   control()->FinishSeeding(member);
   // A seeder that was fenced meanwhile has not seeded: somebody else may.
   return control()->CheckMember(member).ok();
@@ -211,7 +211,10 @@ Status AttachedSegment::Read(const std::vector<float*>& values, const Deadline& 
 
 Status AttachedSegment::Write(const std::vector<const float*>& values, const Deadline& deadline) {
   TF_SMB_RETURN_IF_ERROR(fork_guard_.Check());
-  return link_->Write(values, deadline);
+  TF_SMB_RETURN_IF_ERROR(link_->Write(values, deadline));
+  MutexLock lock(&exchange_mutex_);
+  last_version_ = control()->version();
+  return Status::Ok();
 }
 
 Status AttachedSegment::Rebase(const std::vector<const float*>& values) {
@@ -272,7 +275,8 @@ Result<ExchangeOutcome> AttachedSegment::ExchangeLocked(const std::vector<const 
   const uint32_t num_live = std::max(1u, control()->CountLive());
 
   ExchangeRequest request;
-  request.move = chooser_.Next(rule_, num_live, output);
+  const bool others_moved = control()->version() != last_version_;
+  request.move = chooser_.Next(rule_, num_live, others_moved, output);
   request.local = &local;
   request.out = &out;
   request.last = reinterpret_cast<float*>(last_.data());

@@ -17,9 +17,10 @@ Status ExchangeRule::Check() const {
                               std::to_string(rate));
 }
 
-Move MoveChooser::Next(const ExchangeRule& rule, uint32_t num_live, MoveOutput output) {
+Move MoveChooser::Next(const ExchangeRule& rule, uint32_t num_live, bool others_moved,
+                       MoveOutput output) {
+  had_company_ = had_company_ || others_moved || num_live > 1;
   if (num_live > 1) {
-    had_company_ = true;
     const float rate =
         rule.per_worker ? rule.rate / static_cast<float>(num_live) : rule.rate;
     return {rule.kind, rate, output};

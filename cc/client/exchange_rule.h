@@ -26,7 +26,9 @@ struct ExchangeRule {
 // first meets the center they left behind.
 class MoveChooser {
  public:
-  Move Next(const ExchangeRule& rule, uint32_t num_live, MoveOutput output);
+  // `others_moved`: somebody changed the center since this worker's last exchange,
+  // and may have gone again.
+  Move Next(const ExchangeRule& rule, uint32_t num_live, bool others_moved, MoveOutput output);
 
  private:
   bool had_company_ = false;

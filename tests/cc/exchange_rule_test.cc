@@ -31,7 +31,7 @@ TEST(ExchangeRuleTest, RangeDependsOnKind) {
 TEST(MoveChooserTest, AloneCopies) {
   MoveChooser chooser;
   for (int i = 0; i < 3; ++i) {
-    const Move move = chooser.Next({MoveKind::kDelta, 1.0f, true}, 1, MoveOutput::kDelta);
+    const Move move = chooser.Next({MoveKind::kDelta, 1.0f, true}, 1, false, MoveOutput::kDelta);
     EXPECT_EQ(move.kind, MoveKind::kCopy);
     EXPECT_EQ(move.output, MoveOutput::kDelta);
   }
@@ -41,12 +41,12 @@ TEST(MoveChooserTest, RateFollowsTheLiveWorkers) {
   MoveChooser chooser;
   const ExchangeRule per_worker{MoveKind::kElastic, 0.9f, true};
   for (const uint32_t live : {2u, 5u, 16u, 3u}) {
-    const Move move = chooser.Next(per_worker, live, MoveOutput::kValue);
+    const Move move = chooser.Next(per_worker, live, false, MoveOutput::kValue);
     EXPECT_EQ(move.kind, MoveKind::kElastic);
     EXPECT_EQ(move.rate, 0.9f / static_cast<float>(live));
     EXPECT_EQ(move.output, MoveOutput::kValue);
   }
-  EXPECT_EQ(chooser.Next({MoveKind::kElastic, 0.25f, false}, 7, MoveOutput::kValue).rate, 0.25f);
+  EXPECT_EQ(chooser.Next({MoveKind::kElastic, 0.25f, false}, 7, false, MoveOutput::kValue).rate, 0.25f);
 }
 
 TEST(MoveChooserTest, LastOfSeveralMeetsTheCenterOnce) {
@@ -54,14 +54,23 @@ TEST(MoveChooserTest, LastOfSeveralMeetsTheCenterOnce) {
     MoveChooser chooser;
     const ExchangeRule rule{kind, 0.75f, true};
     for (int life = 0; life < 2; ++life) {  // company may come again
-      EXPECT_EQ(chooser.Next(rule, 2, MoveOutput::kValue).rate, 0.375f);
-      const Move last = chooser.Next(rule, 1, MoveOutput::kValue);
+      EXPECT_EQ(chooser.Next(rule, 2, false, MoveOutput::kValue).rate, 0.375f);
+      const Move last = chooser.Next(rule, 1, false, MoveOutput::kValue);
       EXPECT_EQ(last.kind, kind);
       EXPECT_EQ(last.rate, rate);
-      EXPECT_EQ(chooser.Next(rule, 1, MoveOutput::kValue).kind, MoveKind::kCopy);
-      EXPECT_EQ(chooser.Next(rule, 1, MoveOutput::kValue).kind, MoveKind::kCopy);
+      EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
+      EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
     }
   }
+}
+
+// Others may have come, exchanged and died between two exchanges of this worker.
+TEST(MoveChooserTest, AloneAgainAfterOthersMovedTakesOverTheCenterFirst) {
+  MoveChooser chooser;
+  const ExchangeRule rule = {MoveKind::kElastic, 0.9f, true};
+  EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
+  EXPECT_EQ(chooser.Next(rule, 1, true, MoveOutput::kValue).rate, 0.5f);
+  EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
 }
 
 }  // namespace
