@@ -408,7 +408,8 @@ class Segment:
             lease had lapsed, and it is joining again).
 
         Raises:
-            InvalidArgumentError: The arrays hold NaN or Inf, or do not fit; nothing was moved.
+            InvalidArgumentError: The arrays hold NaN or Inf, none of which reaches the center, or
+                they do not fit.
             FailedPreconditionError: Not a member.
         """
         return self._segment.exchange(list(arrays), steps)

@@ -37,8 +37,10 @@ struct Move {
   bool stream = false;
 };
 
-// `last` is read and written by kDelta only, and may be null otherwise.
-void ApplyMove(const Move& move, const float* x, float* center, float* last, float* out,
+// `last` is needed by kDelta; kCopy sets it to x unless it is null; else not looked at.
+// False if a NaN or Inf was found: then no element whose center it would have reached
+// was moved (of kCopy: none at all), and `out` says so.
+bool ApplyMove(const Move& move, const float* x, float* center, float* last, float* out,
                size_t count);
 
 // False if any element is NaN or infinite.

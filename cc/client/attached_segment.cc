@@ -14,9 +14,11 @@ namespace {
 constexpr int kMaxThreads = 4;
 // A lease survives four lost renewals.
 constexpr int kRenewalsPerLease = 5;
-// 8 MiB, about one core's share of a processor's cache: what the check for NaN reads
-// last, the exchange reads first, and finds it there.
-constexpr uint64_t kCachedChunks = 32;
+// Up to here all weights are looked at for NaN and Inf before the first is moved: they
+// are still in the cache then. Of larger models the beginning of each variable is,
+// since a NaN in training spreads over whole variables, and the rest as it is moved.
+constexpr uint64_t kSmallModelBytes = 16 << 20;
+constexpr uint64_t kSampleElements = 4096;
 
 // Gone by LeaveUnlessLast, and not fenced: its Leave follows.
 bool HasLeft(SegmentControl* control, const MemberId& member) {
@@ -34,26 +36,14 @@ uint64_t NumChunks(const Layout& layout) {
   return (layout.num_elements() + kChunkElements - 1) / kChunkElements;
 }
 
-// The last variable with a NaN or Inf in its part of this chunk, or -1.
-int64_t FindNonFinite(const Layout& layout, const std::vector<const float*>& local,
-                      uint64_t chunk) {
-  const std::vector<Variable>& variables = layout.variables();
-  const uint64_t chunk_begin = chunk * kChunkElements;
-  const uint64_t chunk_end = chunk_begin + kChunkElements;
-  // The first variable that begins in this chunk, and the one before it.
-  auto variable = std::upper_bound(
-      variables.begin(), variables.end(), chunk_begin,
-      [](uint64_t at, const Variable& other) { return at < other.offset_elements; });
-  if (variable != variables.begin()) --variable;
-  int64_t found = -1;
-  for (; variable != variables.end() && variable->offset_elements < chunk_end; ++variable) {
-    const uint64_t offset = variable->offset_elements;
-    const uint64_t begin = std::max(chunk_begin, offset);
-    const uint64_t end = std::min(chunk_end, offset + variable->num_elements);
-    const auto index = variable - variables.begin();
-    if (begin < end && !AllFinite(local[index] + (begin - offset), end - begin)) found = index;
-  }
-  return found;
+bool IsSmall(const Layout& layout) {
+  return layout.num_elements() * sizeof(float) <= kSmallModelBytes;
+}
+
+Status NonFiniteError(const Variable& variable, const char* consequence) {
+  return InvalidArgumentError("variable " + variable.ToString() +
+                              " of this worker holds NaN or Inf, so " + consequence +
+                              ": the training diverged (try a smaller learning rate)");
 }
 
 }  // namespace
@@ -267,8 +257,7 @@ Result<ExchangeOutcome> AttachedSegment::ExchangeLocked(const std::vector<const 
     return ExchangeOutcome::kSkipped;
   }
   TF_SMB_ASSIGN_OR_RETURN(const uint32_t worker_index, this->worker_index());
-  const uint64_t first_chunk = FirstChunk(worker_index);
-  TF_SMB_RETURN_IF_ERROR(CheckFinite(local, first_chunk));
+  TF_SMB_RETURN_IF_ERROR(CheckFinite(local));
   if (rule_.kind == MoveKind::kDelta && last_.data() == nullptr) {
     TF_SMB_RETURN_IF_ERROR(RebaseLocked(local));
   }
@@ -279,10 +268,13 @@ Result<ExchangeOutcome> AttachedSegment::ExchangeLocked(const std::vector<const 
   request.move = chooser_.Next(rule_, num_live, others_moved, output);
   request.local = &local;
   request.out = &out;
-  request.last = reinterpret_cast<float*>(last_.data());
-  request.first_chunk = first_chunk;
+  request.last = rule_.kind == MoveKind::kDelta ? reinterpret_cast<float*>(last_.data()) : nullptr;
+  request.first_chunk = FirstChunk(worker_index);
   TF_SMB_ASSIGN_OR_RETURN(const ExchangeReport report, link_->Exchange(request, pool_.get()));
-  if (request.move.kind == MoveKind::kCopy) TF_SMB_RETURN_IF_ERROR(RebaseLocked(local));
+  if (report.non_finite_variable.has_value()) {
+    return NonFiniteError(layout().variables()[*report.non_finite_variable],
+                          "its exchange was broken off; none of it reached the center");
+  }
 
   control()->PublishProgress(*member, steps);
   stats_.last_staleness =
@@ -298,22 +290,15 @@ Result<ExchangeOutcome> AttachedSegment::ExchangeLocked(const std::vector<const 
                                               : ExchangeOutcome::kMoved;
 }
 
-Status AttachedSegment::CheckFinite(const std::vector<const float*>& local,
-                                    uint64_t first_chunk) {
-  std::atomic<uint64_t> next{0};
-  std::atomic<int64_t> bad{-1};
-  const uint64_t num_chunks = NumChunks(layout());
-  pool_->Run([&] {
-    for (uint64_t i = next.fetch_add(1); i < num_chunks; i = next.fetch_add(1)) {
-      const uint64_t chunk = (first_chunk + kCachedChunks + i) % num_chunks;
-      const int64_t found = FindNonFinite(layout(), local, chunk);
-      if (found >= 0) bad.store(found);
+Status AttachedSegment::CheckFinite(const std::vector<const float*>& local) const {
+  const uint64_t limit = IsSmall(layout()) ? layout().num_elements() : kSampleElements;
+  for (size_t v = 0; v < local.size(); ++v) {
+    const Variable& variable = layout().variables()[v];
+    if (!AllFinite(local[v], std::min(variable.num_elements, limit))) {
+      return NonFiniteError(variable, "nothing was exchanged");
     }
-  });
-  if (bad.load() < 0) return Status::Ok();
-  return InvalidArgumentError("variable " + layout().variables()[bad.load()].ToString() +
-                              " of this worker holds NaN or Inf, so nothing was exchanged: the "
-                              "training diverged (try a smaller learning rate)");
+  }
+  return Status::Ok();
 }
 
 uint64_t AttachedSegment::FirstChunk(uint32_t worker_index) const {

@@ -74,7 +74,8 @@ class AttachedSegment {
   Status Rebase(const std::vector<const float*>& values) EXCLUDES(exchange_mutex_);
 
   // One exchange by the rule. INVALID_ARGUMENT naming the variable if `local` holds
-  // a NaN or Inf: the center is then untouched. `steps`: this worker's step count,
+  // a NaN or Inf: none reaches the center, and for models up to 16 MiB nothing else does
+  // either. `steps`: this worker's step count,
   // for the others to see.
   Result<ExchangeOutcome> Exchange(const std::vector<const float*>& local,
                                    const std::vector<float*>& out, MoveOutput output,
@@ -89,8 +90,7 @@ class AttachedSegment {
  private:
   void LeaseLoop(std::optional<uint32_t> worker_index) EXCLUDES(lease_mutex_);
   Status NotJoinedError() const;
-  Status CheckFinite(const std::vector<const float*>& local, uint64_t first_chunk)
-      REQUIRES(exchange_mutex_);
+  Status CheckFinite(const std::vector<const float*>& local) const;
   Status RebaseLocked(const std::vector<const float*>& values) REQUIRES(exchange_mutex_);
   Result<ExchangeOutcome> ExchangeLocked(const std::vector<const float*>& local,
                                          const std::vector<float*>& out, MoveOutput output,

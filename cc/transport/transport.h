@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,7 +41,7 @@ struct ExchangeRequest {
   Move move;
   const std::vector<const float*>* local = nullptr;
   const std::vector<float*>* out = nullptr;  // see MoveOutput; kCopy needs none
-  float* last = nullptr;                     // packed like the center; kDelta only
+  float* last = nullptr;                     // packed like the center; see ApplyMove
   uint64_t first_chunk = 0;                  // where to start: differs between workers
   double busy_chunk_timeout_s = 5.0;
 };
@@ -52,6 +53,9 @@ struct ExchangeReport {
   uint64_t chunks_skipped = 0;
   uint64_t version_before = 0;
   uint64_t version_after = 0;
+  // A NaN or Inf in this variable: it did not reach the center, and the exchange was
+  // broken off soon after.
+  std::optional<uint32_t> non_finite_variable;
 };
 
 // What a client can do with one segment.

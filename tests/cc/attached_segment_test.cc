@@ -267,6 +267,34 @@ TEST_F(AttachedSegmentTest, NotFiniteIsNamedAndTouchesNothing) {
   }
 }
 
+// A model larger than what is looked at beforehand: one bad element at its very end.
+TEST(AttachedSegmentLargeTest, NotFiniteNeverReachesTheCenter) {
+  const std::string address = "shm://large-" + std::to_string(getpid());
+  const auto server = Server::Start({address, 10.0});
+  ASSERT_TRUE(server.ok());
+  const auto client = Client::Connect(address, Deadline::After(10.0));
+  ASSERT_TRUE(client.ok());
+  OpenRequest request;
+  request.segment_name = "large";
+  request.job_id = "job";
+  Variable kernel;
+  kernel.name = "kernel";
+  kernel.shape = {5 << 20};
+  request.layout = *Layout::Create({kernel});
+  const auto segment = *(*client)->Open(request, 1, Deadline::After(10.0));
+  const auto other = *(*client)->Attach("large", 1, Deadline::After(10.0));
+  ASSERT_TRUE(segment->Join(0).ok());
+  ASSERT_TRUE(other->Join(1).ok());
+  std::vector<float> x(5 << 20, 1.0f), center(5 << 20);
+  x.back() = std::numeric_limits<float>::quiet_NaN();
+  const auto outcome = segment->Exchange({x.data()}, {x.data()}, MoveOutput::kValue, 1);
+  EXPECT_EQ(outcome.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(outcome.status().message().find("'kernel'"), std::string::npos);
+  ASSERT_TRUE(segment->Read({center.data()}, Deadline::After(10.0)).ok());
+  EXPECT_TRUE(AllFinite(center.data(), center.size()));
+  EXPECT_EQ(center.back(), 0.0f);
+}
+
 TEST_F(AttachedSegmentTest, FirstSeedsOthersDoNot) {
   Worker a = Joined(), b = Joined();
   a.Fill(2.0f);

@@ -42,7 +42,7 @@ State Oracle(const Move& move, State s) {
     volatile float difference, moved;
     const float x = s.x[i];
     if (move.kind == MoveKind::kCopy) {
-      s.center[i] = x;
+      s.center[i] = s.last[i] = x;
       continue;
     }
     if (move.kind == MoveKind::kElastic) {
@@ -187,6 +187,43 @@ TEST(ExchangeKernelTest, CopyLeavesOutAlone) {
   ApplyMove({MoveKind::kCopy, 0.0f, MoveOutput::kDelta}, s.x.data(), s.center.data(), nullptr,
             nullptr, 100);
   ExpectSameBits(s.center, s.x, "center");
+}
+
+// A bad element stays out of the center, says that nothing moved, and costs the others
+// of its move nothing.
+TEST(ExchangeKernelTest, NonFiniteElementStaysOutOfTheCenter) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Move& move : AllMoves()) {
+    for (const size_t count : {1u, 3u, 4u, 17u, 100u}) {
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
+        for (size_t position = 0; position < count; position += 5) {
+          State got = Input(count);
+          const State before = got;
+          State want = Oracle(move, got);
+          got.x[position] = bad;
+          EXPECT_FALSE(ApplyMove(move, got.x.data(), got.center.data(), got.last.data(),
+                                 got.out.data(), count));
+          if (move.kind == MoveKind::kCopy) want = before;
+          want.center[position] = before.center[position];
+          want.last[position] = before.last[position];
+          ExpectSameBits(got.center, want.center, "center");
+          ExpectSameBits(got.last, want.last, "last");
+          if (move.kind == MoveKind::kCopy) continue;
+          want.out[position] = move.output == MoveOutput::kDelta ? 0.0f : bad;
+          ExpectSameBits(got.out, want.out, "out");
+        }
+      }
+    }
+  }
+}
+
+TEST(ExchangeKernelTest, OverflowIsFoundToo) {
+  const float most = std::numeric_limits<float>::max();
+  float x = -most, center = most, out = 0.0f;
+  EXPECT_FALSE(ApplyMove({MoveKind::kElastic, 0.5f, MoveOutput::kDelta}, &x, &center, nullptr,
+                         &out, 1));
+  EXPECT_EQ(center, most);
+  EXPECT_EQ(out, 0.0f);
 }
 
 TEST(AllFiniteTest, FindsEveryPosition) {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_smb.bench.groups import Group, GroupError, start_workers
-from tf_smb.bench.mpi import MpiPeer
+from tf_smb.bench.mpi import CONTESTS, MpiPeer
 from tf_smb.bench.worker import Turn
 
 MAX_ITERATIONS = 10
@@ -220,7 +220,7 @@ class Mpi(Contestant):
 
     def take(self, case: Case, check: bool) -> Samples:
         """Makes one turn; the first one tries the settings."""
-        if case.workers == 1 and self._what == "allreduce":
+        if case.workers == 1 and self._what.startswith("allreduce"):
             raise GroupError("one rank has nobody to reduce with")
         seconds = self._peer.take(case.params_mb, MAX_ITERATIONS, BUDGET_S, case.timeout_s)
         return {self.key: [1e3 * value for value in seconds]}
@@ -244,7 +244,7 @@ def make_contestants(
     if "op" in peers:
         contestants.append(Op(groups))
     if "mpi" in peers:
-        for what in ("get_accumulate", "get_accumulate_shared", "allreduce"):
+        for what in CONTESTS:
             contestants.append(Mpi(what, MpiPeer(what, workers, pinned, say)))
     if "tf" in peers:
         contestants.append(TensorFlowAllReduce(groups))

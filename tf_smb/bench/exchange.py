@@ -21,7 +21,9 @@ RESULTS = (
     "limit",
     "mpi_get_accumulate",
     "mpi_get_accumulate_shared",
+    "mpi_get_accumulate_default",
     "mpi_allreduce",
+    "mpi_allreduce_default",
     "tf_allreduce",
 )
 PARTS = ("op_and_apply", "op_update_after", "op_update")

@@ -22,16 +22,40 @@ _TRIAL_MB = 100.0
 _TRIAL_ITERATIONS = 3
 _TRIAL_BUDGET_S = 0.5
 _LOCKINGS = {0: "exclusive lock", 1: "shared lock", 2: "lock_all"}
-# Which of them a contestant may use. Under the exclusive lock get and accumulate are one
-# atomic move, as an exchange is; under the others they are not: another, cheaper thing.
-_ALLOWED_LOCKINGS = {"get_accumulate": (0,), "get_accumulate_shared": (1, 2), "allreduce": (0,)}
-_OPERATIONS = {"get_accumulate_shared": "get_accumulate"}
 # Elements; what is larger than the model means: in one piece.
 _WHOLE = 1 << 40
-_CHUNKS = {
-    "get_accumulate": (1 << 13, 1 << 14, 1 << 16, _WHOLE),
-    "allreduce": (1 << 16, 1 << 18, 1 << 20, _WHOLE),
+
+
+@dataclass(frozen=True)
+class _Contest:
+    """An operation of mpi_peer.c, and what of the program itself may be varied.
+
+    Attributes:
+        operation: "get_accumulate" or "allreduce".
+        chunks: Sizes of the pieces, in elements.
+        lockings: Keys of `_LOCKINGS`. Under the exclusive lock get and accumulate are one atomic
+            move, as an exchange is; under the others they are not: another, cheaper thing.
+        as_installed: Without any setting of OpenMPI's.
+    """
+
+    operation: str
+    chunks: tuple[int, ...]
+    lockings: tuple[int, ...] = (0,)
+    as_installed: bool = False
+
+
+# The best of all settings, the program's pieces included; and what a program gets that calls
+# OpenMPI once for the whole array and sets nothing.
+_CONTESTS = {
+    "get_accumulate": _Contest("get_accumulate", (1 << 13, 1 << 14, 1 << 16, _WHOLE)),
+    "get_accumulate_shared": _Contest(
+        "get_accumulate", (1 << 13, 1 << 14, 1 << 16, _WHOLE), (1, 2)
+    ),
+    "get_accumulate_default": _Contest("get_accumulate", (_WHOLE,), as_installed=True),
+    "allreduce": _Contest("allreduce", (1 << 16, 1 << 18, 1 << 20, _WHOLE)),
+    "allreduce_default": _Contest("allreduce", (_WHOLE,), as_installed=True),
 }
+CONTESTS = tuple(_CONTESTS)
 _LAUNCH_SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "get_accumulate": ((), ("--mca", "osc", "^sm")),
     "allreduce": (
@@ -44,6 +68,14 @@ _LAUNCH_SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
             )
             # Recursive doubling, ring, segmented ring, Rabenseifner.
             for algorithm in ("3", "4", "5", "6")
+        ),
+        *(
+            (
+                *("--mca", "coll_tuned_use_dynamic_rules", "1"),
+                *("--mca", "coll_tuned_allreduce_algorithm", "5"),
+                *("--mca", "coll_tuned_allreduce_algorithm_segmentsize", segment_bytes),
+            )
+            for segment_bytes in ("1048576", "4194304")
         ),
     ),
 }
@@ -88,7 +120,7 @@ class MpiPeer:
     """One operation of mpi_peer.c with so many ranks.
 
     Args:
-        what: "get_accumulate", "get_accumulate_shared" or "allreduce".
+        what: One of `CONTESTS`.
         workers: Number of ranks.
         pinned: Whether each rank has a core to itself.
         say: Takes a line for people: the command that was best.
@@ -96,7 +128,8 @@ class MpiPeer:
 
     def __init__(self, what: str, workers: int, pinned: bool, say: Callable[[str], None]) -> None:
         self._what = what
-        self._operation = _OPERATIONS.get(what, what)
+        self._contest = _CONTESTS[what]
+        self._operation = self._contest.operation
         self._workers = workers
         self._pinned = pinned
         self._say = say
@@ -187,12 +220,14 @@ class MpiPeer:
 
     def _candidates(self, params_mb: float) -> list[_Settings]:
         elements = round(params_mb * workload.BYTES_PER_MB / 4)
-        chunks = [c for c in _CHUNKS[self._operation] if c < elements or c == _WHOLE]
+        chunks = {chunk if chunk < elements else _WHOLE for chunk in self._contest.chunks}
         return [
             _Settings(launch, chunk, locking)
-            for launch in _LAUNCH_SETTINGS[self._operation]
-            for chunk in chunks
-            for locking in _ALLOWED_LOCKINGS[self._what]
+            for launch in (
+                [()] if self._contest.as_installed else _LAUNCH_SETTINGS[self._operation]
+            )
+            for chunk in sorted(chunks)
+            for locking in self._contest.lockings
         ]
 
 

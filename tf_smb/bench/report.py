@@ -18,7 +18,9 @@ _TITLES = {
     "limit": "limit",
     "mpi_get_accumulate": "MPI get+acc",
     "mpi_get_accumulate_shared": "MPI get+acc, shared",
+    "mpi_get_accumulate_default": "MPI get+acc, default",
     "mpi_allreduce": "MPI allreduce",
+    "mpi_allreduce_default": "MPI allreduce, default",
     "tf_allreduce": "TF all-reduce",
 }
 
@@ -31,11 +33,12 @@ How it is measured:
   than without it.
 - **limit**: `d = r (a - b); a -= d; b += d` on two arrays of the model's size that belong to the
   process alone: what memory allows without sharing, locks or checks.
-- **MPI get+acc**: the elastic move on an OpenMPI window on rank 0, in pieces: get, compute,
-  accumulate, under an exclusive lock, so atomic as ours. **shared**: under a shared lock or
-  lock_all: two ranks may get the same value before either adds to it, so this is another
-  algorithm. **MPI allreduce**: a sum in place. All the best of several settings (pieces, locks,
-  OpenMPI's components), tried in the same run.
+- **MPI get+acc**: the elastic move on an OpenMPI window on rank 0: get, compute, accumulate, under
+  an exclusive lock, so atomic as ours. **shared**: under a shared lock or lock_all: two ranks may
+  get the same value before either adds to it, so this is another algorithm. **MPI allreduce**: a
+  sum in place. Each is the best of many settings, tried in the same run: the program's pieces,
+  OpenMPI's components, algorithms, segment sizes. **default**: what a program gets that calls
+  OpenMPI once for the whole array, under an exclusive lock, and sets nothing.
   **TF all-reduce**: `MultiWorkerMirroredStrategy`, rings over gRPC on the loopback device.
 - All contestants take turns, and again, in one run. All workers begin an iteration together, and
   its time is the slowest worker's; the numbers are medians over all iterations. With as many

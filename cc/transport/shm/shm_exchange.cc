@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <optional>
 
 #include "cc/box/exchange_kernel.h"
 #include "cc/common/mutex.h"
@@ -53,7 +54,7 @@ class ExchangePass {
       const uint64_t index = (request_.first_chunk + i) % num_chunks;
       const LockOutcome outcome = segment_->chunk(index)->mutex.TryLock();
       if (Holds(outcome)) {
-        MoveAndUnlock(index);
+        if (!MoveAndUnlock(index)) return;
         ++moved;
       } else {
         put_off.push_back(index);
@@ -66,7 +67,7 @@ class ExchangePass {
         MutexLock lock(&mutex_);
         status_ = DamagedChunk(index);
       } else if (Holds(outcome)) {
-        MoveAndUnlock(index);
+        if (!MoveAndUnlock(index)) return;
         ++moved;
       } else {
         Skip(index);
@@ -82,18 +83,31 @@ class ExchangePass {
   }
   uint64_t moved() const { return moved_; }
   uint64_t skipped() const { return skipped_; }
+  std::optional<uint32_t> non_finite_variable() {
+    MutexLock lock(&mutex_);
+    return non_finite_variable_;
+  }
 
  private:
-  void MoveAndUnlock(uint64_t index) {
+  // False if the chunk held a NaN or Inf: then no thread goes on.
+  bool MoveAndUnlock(uint64_t index) {
     ChunkState* chunk = segment_->chunk(index);
+    std::optional<uint32_t> non_finite;
     for (const ChunkPiece& piece : segment_->pieces(index)) {
-      ApplyMove(move_, (*request_.local)[piece.variable] + piece.variable_offset,
-                segment_->center() + piece.center_offset,
-                request_.last == nullptr ? nullptr : request_.last + piece.center_offset,
-                Out(piece), piece.count);
+      const bool all_finite =
+          ApplyMove(move_, (*request_.local)[piece.variable] + piece.variable_offset,
+                    segment_->center() + piece.center_offset,
+                    request_.last == nullptr ? nullptr : request_.last + piece.center_offset,
+                    Out(piece), piece.count);
+      if (!all_finite) non_finite = piece.variable;
     }
     chunk->version.fetch_add(1, std::memory_order_relaxed);
     chunk->mutex.Unlock();
+    if (!non_finite.has_value()) return true;
+    next_.store(segment_->num_chunks());
+    MutexLock lock(&mutex_);
+    non_finite_variable_ = non_finite;
+    return false;
   }
 
   // `out` as if the chunk had not been there.
@@ -123,6 +137,7 @@ class ExchangePass {
   std::atomic<uint64_t> skipped_{0};
   Mutex mutex_;
   Status status_ GUARDED_BY(mutex_);
+  std::optional<uint32_t> non_finite_variable_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -165,6 +180,7 @@ Result<ExchangeReport> ExchangeCenter(Segment* segment, const ExchangeRequest& r
   report.version_after = segment->version();
   report.chunks_moved = pass.moved();
   report.chunks_skipped = pass.skipped();
+  report.non_finite_variable = pass.non_finite_variable();
   return report;
 }
 
