@@ -153,7 +153,7 @@ TF216_TESTS := tests/python
 TF216_IGNORED := layers_test.py build_files_test.py
 
 .PHONY: test-tf216
-test-tf216: ## The quick Python tests in TensorFlow 2.16 with Keras 3.8
+test-tf216: ## The quick Python tests and fit in TensorFlow 2.16 with Keras 3.8
 	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
 	  echo "SKIPPED: test-tf216: TensorFlow 2.16 has no wheel for $$($(PYTHON) --version)" | \
 	    tee -a $(RESULTS)/skipped.txt; \
@@ -165,6 +165,9 @@ test-tf216-run: wheel .venv-tf216/.created
 	cd build && ../.venv-tf216/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m "not slow" \
 	  -p no:cacheprovider --junitxml=$(CURDIR)/$(RESULTS)/tf216.xml \
 	  $(TF216_IGNORED:%=--ignore=../tests/python/%) $(TF216_TESTS:%=../%)
+	cd build && ../.venv-tf216/bin/python -m pytest -c ../pyproject.toml --rootdir .. \
+	  -p no:cacheprovider --junitxml=$(CURDIR)/$(RESULTS)/tf216-fit.xml -k fit_in_many_ways \
+	  ../tests/integration/strategy_test.py
 
 # --- Whole runs --------------------------------------------------------------
 

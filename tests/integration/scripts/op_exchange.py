@@ -1,0 +1,81 @@
+"""Runs an exchange through the op, eagerly and in a graph, and compares it with numpy."""
+
+import hashlib
+import json
+
+import numpy as np
+import tensorflow as tf
+
+import tf_smb
+from tf_smb import ops
+
+random = np.random.default_rng(0)
+shapes = [(3, 5), (), (7,), (0,), (200, 400)]
+layout = [(f"v{i}", shape) for i, shape in enumerate(shapes)]
+
+
+def values():
+    return [np.asarray(random.normal(size=shape), np.float32) for shape in shapes]
+
+
+with tf_smb.Server() as server:
+    client = tf_smb.Client(server.address, job_id="job")
+    rule = tf_smb.ElasticAveraging(moving_rate=0.25)
+    center, local = values(), values()
+    segment = client.create("model", layout, num_workers=1)
+    segment.start([value.copy() for value in center], worker_index=0, rule=rule)
+    other = client.attach("model")
+    other.join(1)  # two live workers: the rule moves both sides
+
+    def exchange(tensors):
+        outcome, deltas = ops.exchange(segment.handle, tf.constant(7, tf.int64), tensors)
+        return outcome, deltas
+
+    for run in (exchange, tf.function(exchange)):
+        center = segment.read()
+        outcome, deltas = run([tf.constant(value) for value in local])
+        assert int(outcome) == ops.MOVED, outcome
+        for x, g, delta, after in zip(local, center, deltas, segment.read(), strict=True):
+            assert delta.shape == x.shape
+            moved = np.float32(0.25) * (x - g)
+            np.testing.assert_array_equal(delta.numpy(), moved)
+            np.testing.assert_array_equal(after, g + moved)
+    assert segment.members()[0].steps == 7
+    other.detach()
+    # Alone: first it takes over what is there, then the center takes its weights.
+    exchange([tf.constant(value) for value in local])
+    outcome, _ = exchange([tf.constant(value) for value in local])
+    assert int(outcome) == ops.UNCHANGED, outcome
+    for x, after in zip(local, segment.read(), strict=True):
+        np.testing.assert_array_equal(after, x)
+
+    try:
+        exchange([tf.constant(value) for value in local[:-1]])
+        raise AssertionError("the wrong number of variables was accepted")
+    except tf.errors.InvalidArgumentError as error:
+        assert "the segment has 5 variables, the op got 4" in str(error)
+    bad = [value.copy() for value in local]
+    bad[2][3] = np.nan
+    try:
+        exchange([tf.constant(value) for value in bad])
+        raise AssertionError("NaN was accepted")
+    except tf.errors.InvalidArgumentError as error:
+        assert "'v2' float32[7] of this worker holds NaN or Inf" in str(error)
+
+    segment.detach()
+    try:
+        exchange([tf.constant(value) for value in local])
+        raise AssertionError("an exchange after detach was accepted")
+    except tf.errors.FailedPreconditionError:
+        pass
+
+print(
+    "RESULT "
+    + json.dumps(
+        {
+            "worker": 0,
+            "tensorflow": tf.__version__,
+            "sha256": hashlib.sha256(ops.library_path().read_bytes()).hexdigest(),
+        }
+    )
+)
