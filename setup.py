@@ -95,7 +95,7 @@ class CMakeBuild(build_ext):
 setup(
     packages=["tf_smb", "tf_smb.bench", "tf_smb.strategies"],
     package_dir={"tf_smb": "tf_smb", "tf_smb.strategies": "strategies"},
-    package_data={"tf_smb": ["*.pyi"]},
+    package_data={"tf_smb": ["*.pyi", "py.typed"], "tf_smb.bench": ["*.c"]},
     ext_modules=[Extension("tf_smb._smb", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

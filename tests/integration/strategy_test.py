@@ -124,3 +124,12 @@ def test_numpy_example_alone_and_launched():
         slope, offset = (float(number) for number in lines[0])
         # Each worker alone sees a stretch of length 1: together they find the line.
         assert abs(slope - 3) < 0.2 and abs(offset + 1) < 0.3
+
+
+def test_killed_worker_is_dropped_and_the_rest_end_together():
+    done = launch(3, "killed.py")
+    assert done.code == 128 + 9, done.output
+    assert [result["worker"] for result in done.results] == [0, 1]
+    assert {result["epochs"] for result in done.results} == {3}
+    assert len({result["digest"] for result in done.results}) == 1
+    assert all(result["states"][2] == "dead" for result in done.results)
