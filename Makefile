@@ -211,7 +211,7 @@ demo: package build/plain/.created ## Two workers train on digits; the export lo
 .PHONY: bench
 bench: package ## Measures the exchange and writes docs/benchmarks.md
 	$(call need,command -v mpicc,openmpi-bin libopenmpi-dev)
-	$(BIN)/tf-smb bench exchange --markdown docs/benchmarks.md
+	$(BIN)/tf-smb bench exchange $(BENCH_FLAGS) --markdown docs/benchmarks.md
 
 .PHONY: clean
 clean: ## Removes what was built; the environments stay (rm -r .venv*)

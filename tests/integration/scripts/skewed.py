@@ -20,14 +20,17 @@ with strategy.scope():
         [
             keras.layers.Input(x.shape[1:]),
             keras.layers.Reshape((*x.shape[1:], 1)),
-            keras.layers.Conv2D(8, 3, strides=2, activation="relu"),
-            keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(10),
         ]
     )
     model.compile(
-        keras.optimizers.Adam(2e-3),
+        keras.optimizers.Adam(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
