@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=None)
     parser.add_argument("--batch-size", type=int, default=64, help="of each worker")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of one worker")
+    parser.add_argument("--period", type=int, default=10, help="steps between two exchanges")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--export", help="folder for a SavedModel of the center")
     parser.add_argument("--say-when", type=float, help="say when the center reached this accuracy")
@@ -90,7 +91,7 @@ def main() -> None:
     (x_train, y_train), (x_test, y_test), name = digits_data.load(args.data)
     keras.utils.set_random_seed(args.seed)
 
-    strategy = tf_smb.SMBStrategy()
+    strategy = tf_smb.SMBStrategy(rule=tf_smb.DeltaAveraging(args.period))
     with strategy.scope():
         model = build(x_train.shape[1:])
         # Twice the workers, twice the samples a step: the learning rate grows with them (the
