@@ -96,8 +96,10 @@ def _write_once(model: keras.Model, original: Callable[..., Any], *args: Any, **
     del arguments["self"]
     with writing.replacing(path) as temporary:
         arguments["filepath"] = temporary
-        positional = arguments.pop("kwargs", {})
-        return original(model, **arguments, **positional)
+        more = arguments.pop("kwargs", {})
+        result = original(model, **arguments, **more)
+    writing.say_written(original.__name__, path)
+    return result
 
 
 def refuse_jit_compile(model: keras.Model) -> None:

@@ -26,6 +26,11 @@ def say_skipped(worker_index: int, what: str, path: Any) -> None:
     )
 
 
+def say_written(what: str, path: Any) -> None:
+    """Says where it is, after Keras named the temporary place."""
+    print(f"tf_smb: {what}: now at {os.fspath(path)}", flush=True)
+
+
 @contextmanager
 def replacing(path: Any) -> Iterator[str]:
     """Gives a temporary name beside `path`, and puts what was written there in its place.
