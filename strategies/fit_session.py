@@ -12,6 +12,7 @@ from tensorflow.python.eager import context
 
 from tf_smb.callbacks import ExchangeAtBatchEnd
 from tf_smb.strategies import data, writing
+from tf_smb.strategies.console import announce
 from tf_smb.strategies.ending import Settle, settling_rounds
 from tf_smb.strategies.reporting import ProgressReporter, report_path
 
@@ -87,8 +88,8 @@ class FitSession:
             arguments.update(validation_data=part.validation_data, validation_split=0.0)
         if strategy.worker_index == 0 and strategy.num_workers > 1:
             if part.warning:
-                print(f"tf_smb: {part.warning}", flush=True)
-            print(self._first_line(part, batch), flush=True)
+                announce(f"tf_smb: {part.warning}")
+            announce(self._first_line(part, batch))
 
     def _first_line(self, part: data.Share, batch: int | None) -> str:
         workers = self._strategy.num_workers
@@ -121,10 +122,9 @@ class FitSession:
         if not _is_first(strategy):
             callbacks, skipped = writing.without_file_writers(callbacks)
             if skipped:
-                print(
+                announce(
                     f"tf_smb: worker {strategy.worker_index}: {', '.join(skipped)} left to the "
-                    "chief, since all workers would write the same files",
-                    flush=True,
+                    "chief, since all workers would write the same files"
                 )
             if arguments["verbose"] in ("auto", 1):
                 arguments["verbose"] = 2
@@ -141,13 +141,12 @@ class FitSession:
             return
         mirror = strategy.mirror(self._model)
         if self._model.stop_training and mirror.leave_alone(strategy.keeps_local):
-            print(
+            announce(
                 f"tf_smb: worker {strategy.worker_index} stopped early, at step "
-                f"{int(mirror.steps)}, and left; the others go on",
-                flush=True,
+                f"{int(mirror.steps)}, and left; the others go on"
             )
             return
-        fewest_steps = mirror.finish(strategy.end_timeout_s, _announce)
+        fewest_steps = mirror.finish(strategy.end_timeout_s, announce)
         rounds = settling_rounds(
             strategy.settle_steps, fewest_steps, self._model.steps_per_execution
         )
@@ -159,7 +158,7 @@ class FitSession:
         """Makes a few steps in lockstep with the other workers (see ending.py)."""
         model = self._model
         history, stopped = model.history, model.stop_training
-        with mirror.lockstep(self._strategy.end_timeout_s, _announce) as meet:
+        with mirror.lockstep(self._strategy.end_timeout_s, announce) as meet:
             if self._can_repeat():
                 again = {
                     **self._arguments,
@@ -219,10 +218,6 @@ class _BeginTraining(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.built and self.model.weights:
             self._strategy.begin_training(self.model)
-
-
-def _announce(line: str) -> None:
-    print(line, flush=True)
 
 
 def _is_first(strategy: SMBStrategy) -> bool:

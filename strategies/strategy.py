@@ -18,6 +18,7 @@ from tf_smb.box import Client, Segment, Server, new_job_id
 from tf_smb.errors import Error, FailedPreconditionError, InvalidArgumentError
 from tf_smb.rules import ExchangeRule, check_rule
 from tf_smb.strategies import data, keras_hooks, short_errors, versions
+from tf_smb.strategies.console import announce
 from tf_smb.strategies.mirror import ModelMirror
 from tf_smb.strategies.step_functions import training_model
 
@@ -386,11 +387,6 @@ def _release(segment: Segment, client: Client) -> None:
     if not segment.live_workers():
         with contextlib.suppress(Error):
             client.free(segment.name)
-
-
-def announce(line: str) -> None:
-    """Prints a line for the user, at once."""
-    print(line, flush=True)
 
 
 def _default_device() -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import keras
 
+from tf_smb.strategies.console import announce
+
 
 def is_path(path: Any) -> bool:
     """Whether this names a file or folder (and is not an open file)."""
@@ -20,15 +22,12 @@ def is_path(path: Any) -> bool:
 
 def say_skipped(worker_index: int, what: str, path: Any) -> None:
     """Says that the chief writes it."""
-    print(
-        f"tf_smb: worker {worker_index}: {what} to {os.fspath(path)} is left to the chief",
-        flush=True,
-    )
+    announce(f"tf_smb: worker {worker_index}: {what} to {os.fspath(path)} is left to the chief")
 
 
 def say_written(what: str, path: Any) -> None:
     """Says where it is, after Keras named the temporary place."""
-    print(f"tf_smb: {what}: now at {os.fspath(path)}", flush=True)
+    announce(f"tf_smb: {what}: now at {os.fspath(path)}")
 
 
 @contextmanager

@@ -24,8 +24,10 @@ from tf_smb import _smb, settings
 from tf_smb.errors import DeadlineExceededError, InvalidArgumentError
 from tf_smb.rules import ExchangeRule, check_rule
 
-# How long a request to a server may take, and how long a client waits for one to appear.
+# How long a request to a server may take.
 REQUEST_TIMEOUT_S = 10.0
+# How long a client waits for a server to appear: launchers start it before the workers.
+CONNECT_TIMEOUT_S = 3.0
 # Reading or writing a whole center: bounded by a stopped process that holds a chunk.
 TRANSFER_TIMEOUT_S = 60.0
 # After this long, a wait says whom it waits for.
@@ -138,7 +140,7 @@ class Client:
     """
 
     def __init__(
-        self, address: str, job_id: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+        self, address: str, job_id: str | None = None, timeout_s: float = CONNECT_TIMEOUT_S
     ) -> None:
         self.address = address
         self.job_id = settings.resolve("job_id", job_id) or new_job_id()
