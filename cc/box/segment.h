@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/box/segment_control.h"
@@ -28,33 +29,83 @@ struct SegmentOptions {
   uint32_t num_workers = 1;
   double lease_s = 10.0;
   Layout layout;
+  // Memory is taken when it is first touched, not now: for segments that are larger than
+  // what is used of them. If there is none then, the process that touches it is killed.
+  bool sparse = false;
+  // Empty: a memfd, which goes with its last process whatever happens. Else a file in this
+  // folder, under `file_name`, for its owner alone, which stays until it is unlinked.
+  std::string directory;
+  std::string file_name;
 };
 
 // The part of a variable that lies in one chunk.
 struct ChunkPiece {
   uint32_t variable;
-  uint64_t variable_offset;  // elements
-  uint64_t center_offset;    // elements
-  uint64_t count;            // elements
+  uint64_t first;          // element of the variable
+  uint64_t count;          // elements
+  uint64_t center_offset;  // bytes
 };
 
 class Segment : public SegmentControl {
  public:
-  // A new memfd, zeroed, sealed. RESOURCE_EXHAUSTED, naming both numbers, if the
-  // machine or the cgroup has not that much memory.
+  // A new one, zeroed; a memfd is sealed. RESOURCE_EXHAUSTED, naming both numbers, if the
+  // machine, the cgroup or the file system has not that much memory; ALREADY_EXISTS if
+  // the file is there.
   static Result<std::unique_ptr<Segment>> Create(const SegmentOptions& options);
-  // Maps and checks what another process made. DATA_LOSS for a damaged one.
+  // Maps and checks what another process made. DATA_LOSS for a damaged one,
+  // PERMISSION_DENIED for a file of another user, or that others may open.
   static Result<std::unique_ptr<Segment>> Map(UniqueFd fd);
 
   int fd() const { return fd_.get(); }
 
-  // The center, packed as the layout says. Elements of chunk i may be touched only
-  // under chunk(i)'s mutex.
-  float* center() const { return center_; }
+  // How long a call waits for the control mutex, which nobody holds for more than a few
+  // instructions, unless stopped. Before other threads use this.
+  void set_control_timeout(double seconds) { control_timeout_s_ = seconds; }
+
+  // The center, packed as the layout says. Elements of a chunk may be touched only while
+  // its mutex is held.
+  char* center() const { return center_; }
   uint64_t num_chunks() const { return pieces_.size(); }
   ChunkState* chunk(uint64_t index) const { return chunks_ + index; }
+  uint64_t chunk_bytes(uint64_t index) const;
   const std::vector<ChunkPiece>& pieces(uint64_t index) const { return pieces_[index]; }
-  void AdvanceVersion() { control()->version.fetch_add(1, std::memory_order_relaxed); }
+
+  // A chunk's mutex. After the death of its last holder, first completes what that one
+  // had computed whole, and counts it.
+  LockOutcome TryLockChunk(uint64_t index);
+  LockOutcome LockChunk(uint64_t index, const Deadline& deadline);
+  void UnlockChunk(uint64_t index) { chunks_[index].mutex.Unlock(); }
+
+  // A side buffer, held by this thread, for the next contents of a chunk that it holds too.
+  class SideLease {
+   public:
+    ~SideLease() {
+      if (side_ != nullptr) side_->mutex.Unlock();
+    }
+    SideLease(SideLease&& other) noexcept
+        : side_(std::exchange(other.side_, nullptr)), number_(other.number_), data_(other.data_) {}
+    SideLease& operator=(SideLease&&) = delete;
+
+    // As long as the longest chunk.
+    char* data() const { return data_; }
+
+   private:
+    friend class Segment;
+    SideLease(SideBuffer* side, uint32_t number, char* data)
+        : side_(side), number_(number), data_(data) {}
+    SideBuffer* side_;
+    uint32_t number_;
+    char* data_;
+  };
+  // DEADLINE_EXCEEDED if stopped processes hold them all.
+  Result<SideLease> LeaseSide(const Deadline& deadline);
+  // Replaces the chunk's contents by the buffer's, and its round and weight: all or, if
+  // the process dies before, nothing.
+  void Publish(uint64_t index, const SideLease& side, uint64_t round, double weight);
+
+  void AdvanceVersion();
+  // Whether shares of this round are still taken.
+  bool IsOpenRound(uint64_t round) const;
 
   // SegmentControl, by the control block in the mapping itself.
   const std::string& name() const override { return name_; }
@@ -63,6 +114,7 @@ class Segment : public SegmentControl {
   double lease_s() const override { return static_cast<double>(lease_nanos_) / kNanosPerSecond; }
   const Layout& layout() const override { return layout_; }
   uint64_t version() const override { return control()->version.load(); }
+  uint64_t WaitForVersion(uint64_t version, int64_t timeout_nanos) override;
 
   Result<MemberId> Join(std::optional<uint32_t> worker_index) override;
   Status Renew(const MemberId& member) override;
@@ -85,21 +137,42 @@ class Segment : public SegmentControl {
   uint64_t FewestSteps() const override { return control()->fewest_steps.load(); }
   void FinishMeeting(const MemberId& member, uint64_t meeting) override;
   bool MeetingFinished(uint64_t meeting) const override;
+  Result<uint64_t> ArriveAtBarrier(const MemberId& member,
+                                   const std::vector<uint32_t>& workers) override;
+  Result<std::vector<uint32_t>> MissingAtBarrier(const MemberId& member,
+                                                 uint64_t barrier) override;
+  bool WithdrawFromBarrier(const MemberId& member, uint64_t barrier) override;
+  Result<uint64_t> TryLock(const MemberId& member, double lease_s) override;
+  Status Unlock(const MemberId& member, uint64_t token) override;
+  std::optional<uint32_t> LockHolder() override;
+  Result<uint64_t> EnterRound(const MemberId& member) override;
+  void FinishShare(const MemberId& member, uint64_t round) override;
+  bool TryCloseRound(uint64_t round, bool force) override;
+  void FinishRound(const MemberId& member, uint64_t round) override;
+  std::vector<uint32_t> MissingInRound() override;
+  uint64_t rounds_closed() const override { return control()->rounds_closed.load(); }
   uint32_t changes() const override { return control()->changes.load(); }
   void WaitForChange(uint32_t seen, int64_t timeout_nanos) const override;
 
   // Marks dead who is dead. True if anybody was.
   bool Reap();
+  // As Leave, of a member that is gone without a word: it is seen dead. For whoever speaks
+  // for a member that is elsewhere.
+  void Abandon(const MemberId& member);
   // True once anybody has joined.
   bool ever_joined() const { return control()->next_incarnation.load() > 1; }
 
  private:
   Segment(UniqueFd fd, MemoryMapping mapping);
   Status ReadHeader();
+  // The locks and counters of a new one.
+  Status InitShared();
   void InitPieces();
 
   ControlBlock* control() const { return control_; }
-  MemberSlot& slot(const MemberId& member) const { return control_->members[member.slot]; }
+  MemberSlot& slot(const MemberId& member) const {
+    return control_->members[member.slot % kMaxMembers];
+  }
   struct SlotRange {
     MemberSlot* first;
     MemberSlot* last;
@@ -108,10 +181,25 @@ class Segment : public SegmentControl {
   };
   SlotRange UsedSlots() const;
 
-  // The control mutex; DEADLINE_EXCEEDED if a stopped process holds it.
-  class ControlLock;
+  class ControlLock;  // segment_lock.h
+  // What the last holder of the chunk's mutex, who died, left to be done.
+  void RecoverChunk(uint64_t index);
+  void CopySide(uint64_t index, uint32_t number);
+  // True if a chunk still needs what is in the buffer, after trying to complete it.
+  bool SideIsNeeded(uint32_t number);
+  // The workers of the barrier that did not arrive and may still.
+  std::vector<uint32_t> MissingLocked(const BarrierEntry& barrier) const;
+  BarrierEntry* FindBarrier(uint64_t id);
+  void LeaveBarriers(uint32_t worker_index);
+  // Closes the open round once all its live members' shares are in. True if no round is
+  // open now.
+  bool CloseCompleteRoundLocked();
+  // The live members who have come to `from` of a round and not to `to`.
+  std::vector<uint32_t> BehindInRound(uint64_t round, std::atomic<uint64_t> MemberSlot::*from,
+                                      std::atomic<uint64_t> MemberSlot::*to) const;
   void NotifyChange() const;
   bool ReapLocked();
+  void End(const MemberId& member, MemberState state);
   // Ends a live member's membership, and with it its seeding.
   void EndLocked(MemberSlot* member, MemberState state);
   bool IsSeeder(const MemberSlot& member) const;
@@ -127,9 +215,14 @@ class Segment : public SegmentControl {
   Layout layout_;
   uint32_t num_workers_ = 1;
   int64_t lease_nanos_ = 0;
+  double control_timeout_s_ = 10.0;
   ControlBlock* control_ = nullptr;
   ChunkState* chunks_ = nullptr;
-  float* center_ = nullptr;
+  SideBuffer* sides_ = nullptr;
+  uint32_t num_sides_ = 0;
+  char* side_data_ = nullptr;
+  uint64_t side_bytes_ = 0;
+  char* center_ = nullptr;
   std::vector<std::vector<ChunkPiece>> pieces_;
 };
 

@@ -15,6 +15,8 @@
 
 namespace tf_smb {
 
+constexpr double kMaxLockLeaseSeconds = 3600.0;
+
 // A member's right to be one: slot and incarnation. A fenced member's differs from
 // what the slot holds now.
 struct MemberId {
@@ -44,8 +46,11 @@ class SegmentControl {
   virtual uint32_t num_workers() const = 0;
   virtual double lease_s() const = 0;
   virtual const Layout& layout() const = 0;
-  // Exchanges applied to the center.
+  // Updates (exchanges, accumulates, writes, rounds' shares) applied to the center.
   virtual uint64_t version() const = 0;
+  // Returns the version once it is at least `version`, or after `timeout_nanos`; may
+  // return early.
+  virtual uint64_t WaitForVersion(uint64_t version, int64_t timeout_nanos) = 0;
 
   // --- Members ---------------------------------------------------------------
   // Takes a slot and its `alive` mutex, on the calling thread, which must call
@@ -91,6 +96,47 @@ class SegmentControl {
   virtual uint64_t FewestSteps() const = 0;
   virtual void FinishMeeting(const MemberId& member, uint64_t meeting) = 0;
   virtual bool MeetingFinished(uint64_t meeting) const = 0;
+
+  // --- Barriers --------------------------------------------------------------
+  // A barrier is where the workers of a list wait for each other. Of the list, those that
+  // left or died are not waited for; those that did not come yet are.
+  // Counts this member as arrived; the number of the barrier. INVALID_ARGUMENT if it is
+  // not in the list, or an index is out of range; RESOURCE_EXHAUSTED if too many are open.
+  virtual Result<uint64_t> ArriveAtBarrier(const MemberId& member,
+                                           const std::vector<uint32_t>& workers) = 0;
+  // The workers that are still missing; empty once the barrier is passed. ABORTED if
+  // this member was fenced.
+  virtual Result<std::vector<uint32_t>> MissingAtBarrier(const MemberId& member,
+                                                         uint64_t barrier) = 0;
+  // Gives up waiting. False if the barrier has been passed meanwhile.
+  virtual bool WithdrawFromBarrier(const MemberId& member, uint64_t barrier) = 0;
+
+  // --- The lock --------------------------------------------------------------
+  // Excludes those who ask for it, nobody else. Ends when it is given up, when its holder
+  // leaves or dies, or `lease_s` after it was granted.
+  // The token of the grant, larger than any before; 0 if a member has it.
+  virtual Result<uint64_t> TryLock(const MemberId& member, double lease_s) = 0;
+  // ABORTED if it lapsed before.
+  virtual Status Unlock(const MemberId& member, uint64_t token) = 0;
+  // The worker that has it.
+  virtual std::optional<uint32_t> LockHolder() = 0;
+
+  // --- Rounds ----------------------------------------------------------------
+  // A round makes the center the weighted mean of its members' weights. In it are those
+  // who are live when it opens: with the first of them that enters.
+  // The round this member is in now; 0 while it has to wait: one is open that it is not
+  // in, or other members still read the mean of the last one, which it itself no longer will.
+  virtual Result<uint64_t> EnterRound(const MemberId& member) = 0;
+  // This member's share is in the center.
+  virtual void FinishShare(const MemberId& member, uint64_t round) = 0;
+  // True once all its live members' shares are in, or it was closed before. `force` closes
+  // it with those that are there.
+  virtual bool TryCloseRound(uint64_t round, bool force) = 0;
+  // This member has read the mean.
+  virtual void FinishRound(const MemberId& member, uint64_t round) = 0;
+  // Whom the round waits for: for their shares, or, once closed, to read the mean.
+  virtual std::vector<uint32_t> MissingInRound() = 0;
+  virtual uint64_t rounds_closed() const = 0;
 
   // --- Waiting ---------------------------------------------------------------
   // Read the count, look at the state, then wait for the count to move on.

@@ -11,11 +11,13 @@
 namespace tf_smb {
 
 constexpr uint64_t kSegmentMagic = 0x314745534d53u;  // "SMSEG1"
-constexpr uint32_t kSegmentFormatVersion = 1;
+constexpr uint32_t kSegmentFormatVersion = 2;
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kChunkElements = 64 * 1024;  // 256 KiB of float32
+constexpr uint64_t kChunkBytes = 256 * 1024;  // of the center
 constexpr uint32_t kMaxMembers = 1024;
 constexpr uint32_t kMaxWorkers = 1024;
+constexpr uint32_t kMaxBarriers = 64;
+constexpr uint32_t kMaxSideBuffers = 16;
 
 // Written once by the creator, before anybody else sees the segment.
 struct SegmentHeader {
@@ -28,8 +30,12 @@ struct SegmentHeader {
   uint64_t control_offset;
   uint64_t chunks_offset;
   uint64_t num_chunks;
+  uint64_t sides_offset;
+  uint64_t num_sides;
+  uint64_t side_data_offset;
+  uint64_t side_bytes;  // of each side buffer
   uint64_t center_offset;
-  uint64_t center_elements;
+  uint64_t center_bytes;
   int64_t lease_nanos;
   char name[208];
   char job_id[112];
@@ -62,6 +68,21 @@ struct alignas(64) MemberSlot {
   std::atomic<uint64_t> finished;  // meetings this member has read the center of
   std::atomic<uint32_t> process_id;
   std::atomic<uint32_t> training;  // in the middle of fit
+  std::atomic<uint64_t> round_entered;      // the last round it was counted in
+  std::atomic<uint64_t> round_contributed;  // the last one it put its whole share into
+  std::atomic<uint64_t> round_finished;     // the last one whose mean it has read
+};
+
+// Workers, by index: bit i % 64 of word i / 64.
+struct WorkerSet {
+  std::atomic<uint64_t> words[kMaxWorkers / 64];
+};
+
+// Free while `id` is 0.
+struct BarrierEntry {
+  std::atomic<uint64_t> id;  // never used twice
+  WorkerSet expected;
+  WorkerSet arrived;
 };
 
 struct ControlBlock {
@@ -74,17 +95,47 @@ struct ControlBlock {
   std::atomic<uint64_t> next_incarnation;
   std::atomic<uint64_t> meetings_closed;
   std::atomic<uint64_t> fewest_steps;  // by any live member in its training, at the last closing
-  std::atomic<uint64_t> absent_workers[kMaxWorkers / 64];  // bit: will not come (again)
-  alignas(64) std::atomic<uint64_t> version;  // exchanges applied to the center
+  WorkerSet absent_workers;            // will not come (again)
+
+  // The segment's lock, for those who ask for it.
+  std::atomic<uint64_t> lock_holder;  // incarnation; 0: free
+  std::atomic<uint64_t> lock_token;   // of the last grant: counts them
+  std::atomic<int64_t> lock_expires_nanos;  // boot time
+
+  // Rounds: opened is closed, or one more.
+  std::atomic<uint64_t> rounds_opened;
+  std::atomic<uint64_t> rounds_closed;
+
+  std::atomic<uint64_t> next_barrier_id;
+  BarrierEntry barriers[kMaxBarriers];
+
+  alignas(64) std::atomic<uint64_t> version;  // updates applied to the center
+  std::atomic<uint32_t> version_signal;       // futex: moves with every version
+  std::atomic<uint32_t> version_waiters;      // how many may be asleep on it; never too few
   alignas(64) MemberSlot members[kMaxMembers];
 };
 
 struct alignas(64) ChunkState {
   RobustMutex mutex;
   std::atomic<uint64_t> version;  // moves applied to this chunk
+  std::atomic<uint64_t> round;    // whose mean it holds
+  std::atomic<double> weight;     // of what went into that mean
+  // 1 + the side buffer that holds its next contents, whole; 0: none. Whoever finds it
+  // set, with the last holder of the mutex dead, copies them into the center.
+  std::atomic<uint32_t> pending;
+};
+
+// Where sums are computed before they are published, so that a death in the middle
+// leaves all of a chunk's or nothing. Used by whoever holds a chunk's mutex.
+struct alignas(64) SideBuffer {
+  RobustMutex mutex;
+  std::atomic<uint64_t> chunk;
+  std::atomic<uint64_t> round;  // what the chunk's fields become
+  std::atomic<double> weight;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<double>::is_always_lock_free);
 
 }  // namespace tf_smb
 

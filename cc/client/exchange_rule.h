@@ -14,8 +14,11 @@ struct ExchangeRule {
   MoveKind kind = MoveKind::kElastic;  // kElastic or kDelta
   // The rate of the move is `rate` itself, or, with `per_worker`, `rate` divided by
   // the number of live workers.
-  float rate = 0.9f;
+  double rate = 0.9;
   bool per_worker = true;
+  // False, for kElastic only: the whole center is read first, and added to later, as in
+  // the papers (SEASGD). Others may move it in between.
+  bool atomic = true;
 
   // INVALID_ARGUMENT with the accepted range.
   Status Check() const;

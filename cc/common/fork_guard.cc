@@ -27,7 +27,7 @@ Status ForkGuard::Check() const {
   if (!InForkedChild()) return Status::Ok();
   return FailedPreconditionError(
       "this process was made by fork() after tf_smb was attached; its segment and threads belong "
-      "to the parent: start workers with the 'spawn' method, or attach after the fork");
+      "to the parent: start workers with the 'spawn' method, or attach after the fork [SMB-E001]");
 }
 
 }  // namespace tf_smb

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "cc/common/clock.h"
 
@@ -75,6 +76,25 @@ uint64_t CgroupHeadroom(const std::string& folder, const char* limit_file, const
   return limit > usage ? limit - usage : 0;
 }
 
+// This process' cgroup and all above it, whose limits count too, as folders with a slash
+// at the end. `tag` is what /proc/self/cgroup has before its path.
+std::vector<std::string> CgroupFolders(const std::string& root, const std::string& tag) {
+  std::vector<std::string> folders = {root + "/"};
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t found = line.find(tag);
+    if (found == std::string::npos) continue;
+    // In a container the path may be one of the host's, with no folder here.
+    std::string path = line.substr(found + tag.size());
+    while (path.size() > 1) {
+      folders.push_back(root + path + "/");
+      path.resize(path.rfind('/'));
+    }
+  }
+  return folders;
+}
+
 uint64_t SystemAvailable() {
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
@@ -106,7 +126,8 @@ Result<MemoryMapping> MemoryMapping::MapShared(int fd, uint64_t size_bytes) {
   if (address == MAP_FAILED) {
     const int error = errno;
     if (place != nullptr) munmap(place, size_bytes);
-    return ErrnoError(error, "cannot map " + std::to_string(size_bytes) + " bytes of a segment");
+    return ErrnoError(error, "cannot map " + std::to_string(size_bytes) + " bytes of a segment",
+                      "[SMB-E002]");
   }
   return MemoryMapping(address, size_bytes);
 }
@@ -116,7 +137,8 @@ Result<MemoryMapping> MemoryMapping::MapPrivate(uint64_t size_bytes) {
   void* address =
       mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) {
-    return ErrnoError(errno, "cannot allocate " + std::to_string(size_bytes) + " bytes");
+    return ErrnoError(errno, "cannot allocate " + std::to_string(size_bytes) + " bytes",
+                      "[SMB-E003]");
   }
   madvise(address, size_bytes, MADV_HUGEPAGE);  // advice only: failure costs speed
   return MemoryMapping(address, size_bytes);
@@ -138,11 +160,16 @@ MemoryMapping::~MemoryMapping() {
 }
 
 uint64_t AvailableMemoryBytes() {
-  return std::min(
-      {SystemAvailable(),
-       CgroupHeadroom("/sys/fs/cgroup/", "memory.max", "memory.current", ""),
-       CgroupHeadroom("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                      "total_")});
+  uint64_t available = SystemAvailable();
+  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup", "0::")) {
+    available =
+        std::min(available, CgroupHeadroom(folder, "memory.max", "memory.current", ""));
+  }
+  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup/memory", ":memory:")) {
+    available = std::min(available, CgroupHeadroom(folder, "memory.limit_in_bytes",
+                                                   "memory.usage_in_bytes", "total_"));
+  }
+  return available;
 }
 
 }  // namespace tf_smb

@@ -25,8 +25,11 @@ class RobustMutex {
   LockOutcome TryLock();
   LockOutcome LockUntil(const Deadline& deadline);
   void Unlock();
+  // As the C library has it; for telling a mutex from damaged memory.
+  int kind() const;
 
  private:
+  bool IsSound() const;
   LockOutcome Settle(int result);
   pthread_mutex_t mutex_;
 };

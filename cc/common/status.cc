@@ -23,9 +23,19 @@ const char* StatusCodeName(StatusCode code) {
   return "UNKNOWN";
 }
 
-Status::Status(StatusCode code, std::string message) {
+const char* FailureScopeName(FailureScope scope) {
+  switch (scope) {
+    case FailureScope::kCall: return "call";
+    case FailureScope::kConnection: return "connection";
+    case FailureScope::kLease: return "lease";
+    case FailureScope::kServer: return "server";
+  }
+  return "unknown";
+}
+
+Status::Status(StatusCode code, std::string message, FailureScope scope) {
   if (code == StatusCode::kOk) return;
-  state_ = std::make_shared<const State>(State{code, std::move(message)});
+  state_ = std::make_shared<const State>(State{code, std::move(message), scope});
 }
 
 const std::string& Status::message() const {
@@ -60,20 +70,20 @@ Status DeadlineExceededError(std::string message) {
   return Status(StatusCode::kDeadlineExceeded, std::move(message));
 }
 Status UnavailableError(std::string message) {
-  return Status(StatusCode::kUnavailable, std::move(message));
+  return Status(StatusCode::kUnavailable, std::move(message), FailureScope::kConnection);
 }
 Status DataLossError(std::string message) {
   return Status(StatusCode::kDataLoss, std::move(message));
 }
 Status AbortedError(std::string message) {
-  return Status(StatusCode::kAborted, std::move(message));
+  return Status(StatusCode::kAborted, std::move(message), FailureScope::kLease);
 }
 Status InternalError(std::string message) {
   return Status(StatusCode::kInternal, std::move(message));
 }
 
-Status ErrnoError(int error_number, const std::string& what) {
-  const std::string message = what + ": " + std::strerror(error_number);
+Status ErrnoError(int error_number, const std::string& what, const char* anchor) {
+  const std::string message = what + ": " + std::strerror(error_number) + " " + anchor;
   switch (error_number) {
     case ENOENT:
       return NotFoundError(message);
@@ -85,6 +95,8 @@ Status ErrnoError(int error_number, const std::string& what) {
       return PermissionDeniedError(message);
     case ENOMEM:
     case ENOSPC:
+    case EFBIG:
+    case EDQUOT:
     case EMFILE:
     case ENFILE:
       return ResourceExhaustedError(message);

@@ -30,16 +30,33 @@ enum class StatusCode : int {
 // The stable name of a code, for example "NOT_FOUND".
 const char* StatusCodeName(StatusCode code);
 
+// What has to be made anew before another try can go better. Never renumber.
+enum class FailureScope : int {
+  kCall = 0,        // nothing: the same call with other values, or later
+  kConnection = 1,  // the connection: connect again
+  kLease = 2,       // the membership: join again
+  kServer = 3,      // the server, or its segment, is lost: start it, seed again
+};
+
+// "call", "connection", "lease" or "server".
+const char* FailureScopeName(FailureScope scope);
+
 // An OK status is one null pointer: free to make, copy and test.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message);
+  Status(StatusCode code, std::string message, FailureScope scope = FailureScope::kCall);
 
   static Status Ok() { return Status(); }
 
   bool ok() const { return state_ == nullptr; }
   StatusCode code() const { return ok() ? StatusCode::kOk : state_->code; }
+  // kCall when OK.
+  FailureScope scope() const { return ok() ? FailureScope::kCall : state_->scope; }
+  // The same with another scope; OK stays OK.
+  Status WithScope(FailureScope scope) const {
+    return ok() ? Status() : Status(state_->code, state_->message, scope);
+  }
   // One sentence for people; empty when OK. Programs look at code() only.
   const std::string& message() const;
   // "NOT_FOUND: message", or "OK".
@@ -49,10 +66,13 @@ class [[nodiscard]] Status {
   struct State {
     StatusCode code;
     std::string message;
+    FailureScope scope;
   };
   std::shared_ptr<const State> state_;
 };
 
+// Every message ends with its anchor in docs/errors.md, " [SMB-Exxx]".
+// Scope kCall, except UnavailableError (kConnection) and AbortedError (kLease).
 Status InvalidArgumentError(std::string message);
 Status NotFoundError(std::string message);
 Status AlreadyExistsError(std::string message);
@@ -65,8 +85,8 @@ Status DataLossError(std::string message);
 Status AbortedError(std::string message);
 Status InternalError(std::string message);
 
-// "what: strerror(error_number)" under the code that fits the errno.
-Status ErrnoError(int error_number, const std::string& what);
+// "what: strerror(error_number) anchor" under the code that fits the errno.
+Status ErrnoError(int error_number, const std::string& what, const char* anchor);
 
 template <typename T>
 class [[nodiscard]] Result {

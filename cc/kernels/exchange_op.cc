@@ -26,7 +26,7 @@ void InferShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 void RegisterExchangeOp() {
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(kExchangeOpName);
-  TF_OpDefinitionBuilderAddAttr(builder, "T: list({float}) >= 1");
+  TF_OpDefinitionBuilderAddAttr(builder, "T: list({float, double, half, bfloat16}) >= 1");
   TF_OpDefinitionBuilderAddInput(builder, "handle: int64");
   TF_OpDefinitionBuilderAddInput(builder, "steps: int64");
   TF_OpDefinitionBuilderAddInput(builder, "local: T");

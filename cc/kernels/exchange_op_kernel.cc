@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ Result<int64_t> GetInt64(TF_OpKernelContext* context, int index, TF_Status* stat
   const Tensor tensor = GetInput(context, index, status);
   TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
   if (TF_TensorElementCount(tensor.get()) != 1) {
-    return InvalidArgumentError("input " + std::to_string(index) + " must be a scalar");
+    return InvalidArgumentError("input " + std::to_string(index) + " must be a scalar [SMB-E230]");
   }
   return *static_cast<const int64_t*>(TF_TensorData(tensor.get()));
 }
@@ -59,11 +60,22 @@ Tensor NewPooledTensor(const TF_Tensor* like) {
   return Tensor(tensor);
 }
 
+std::optional<DType> DTypeFromTensorFlow(TF_DataType dtype) {
+  switch (dtype) {
+    case TF_FLOAT: return DType::kFloat32;
+    case TF_DOUBLE: return DType::kFloat64;
+    case TF_HALF: return DType::kFloat16;
+    case TF_BFLOAT16: return DType::kBFloat16;
+    default: return std::nullopt;
+  }
+}
+
 Status CheckLocals(const Layout& layout, const std::vector<Tensor>& locals) {
   const std::vector<Variable>& variables = layout.variables();
   if (locals.size() != variables.size()) {
     return InvalidArgumentError("the segment has " + std::to_string(variables.size()) +
-                                " variables, the op got " + std::to_string(locals.size()));
+                                " variables, the op got " + std::to_string(locals.size()) +
+                                " [SMB-E231]");
   }
   for (size_t i = 0; i < locals.size(); ++i) {
     const auto elements = static_cast<uint64_t>(TF_TensorElementCount(locals[i].get()));
@@ -71,7 +83,13 @@ Status CheckLocals(const Layout& layout, const std::vector<Tensor>& locals) {
       return InvalidArgumentError("input " + std::to_string(i) + " has " +
                                   std::to_string(elements) + " elements, variable " +
                                   variables[i].ToString() + " has " +
-                                  std::to_string(variables[i].num_elements));
+                                  std::to_string(variables[i].num_elements) + " [SMB-E232]");
+    }
+    const std::optional<DType> dtype = DTypeFromTensorFlow(TF_TensorType(locals[i].get()));
+    if (dtype != variables[i].dtype) {
+      return InvalidArgumentError("input " + std::to_string(i) + " is " +
+                                  (dtype.has_value() ? DTypeName(*dtype) : "of another dtype") +
+                                  ", variable " + variables[i].ToString() + " is not [SMB-E233]");
     }
   }
   return Status::Ok();
@@ -91,7 +109,7 @@ Status Exchange(TF_OpKernelContext* context, TF_Status* status) {
   const std::shared_ptr<AttachedSegment> segment = FindSegment(handle);
   if (segment == nullptr) {
     return FailedPreconditionError("segment handle " + std::to_string(handle) +
-                                   " is not attached in this process");
+                                   " is not attached in this process [SMB-E234]");
   }
   std::vector<Tensor> locals;
   for (int i = kFirstLocalInput; i < TF_NumInputs(context); ++i) {
@@ -101,17 +119,19 @@ Status Exchange(TF_OpKernelContext* context, TF_Status* status) {
   TF_SMB_RETURN_IF_ERROR(CheckLocals(segment->layout(), locals));
 
   std::vector<Tensor> deltas;
-  std::vector<const float*> local_data;
-  std::vector<float*> delta_data;
+  std::vector<const void*> local_data;
+  std::vector<void*> delta_data;
   for (const Tensor& local : locals) {
     deltas.push_back(NewPooledTensor(local.get()));
-    if (deltas.back() == nullptr) return ResourceExhaustedError("no memory for an exchange");
-    local_data.push_back(static_cast<const float*>(TF_TensorData(local.get())));
-    delta_data.push_back(static_cast<float*>(TF_TensorData(deltas.back().get())));
+    if (deltas.back() == nullptr) {
+      return ResourceExhaustedError("no memory for an exchange [SMB-E235]");
+    }
+    local_data.push_back(TF_TensorData(local.get()));
+    delta_data.push_back(TF_TensorData(deltas.back().get()));
   }
   TF_SMB_ASSIGN_OR_RETURN(const ExchangeOutcome outcome,
-                          segment->Exchange(local_data, delta_data, MoveOutput::kDelta,
-                                            static_cast<uint64_t>(steps)));
+                          segment->Exchange(WholeSpans(segment->layout(), local_data), delta_data,
+                                            MoveOutput::kDelta, static_cast<uint64_t>(steps)));
   const std::vector<Tensor>& outputs = outcome == ExchangeOutcome::kMoved ? deltas : locals;
   for (size_t i = 0; i < outputs.size(); ++i) {
     TF_SetOutput(context, kFirstDeltaOutput + static_cast<int>(i), outputs[i].get(), status);

@@ -25,7 +25,7 @@ TF_Code ToTensorFlowCode(StatusCode code) {
 
 Status FromTensorFlow(const TF_Status* status) {
   if (TF_GetCode(status) == TF_OK) return Status::Ok();
-  return InternalError(std::string("TensorFlow: ") + TF_Message(status));
+  return InternalError(std::string("TensorFlow: ") + TF_Message(status) + " [SMB-E236]");
 }
 
 void ToTensorFlow(const Status& from, TF_Status* to) {
@@ -33,3 +33,13 @@ void ToTensorFlow(const Status& from, TF_Status* to) {
 }
 
 }  // namespace tf_smb
+
+int tf_smb_tensorflow_code(int status_code) {
+  const std::string message;  // only the code is asked for
+  TF_Status* const status = TF_NewStatus();
+  tf_smb::ToTensorFlow(tf_smb::Status(static_cast<tf_smb::StatusCode>(status_code), message),
+                       status);
+  const int code = TF_GetCode(status);
+  TF_DeleteStatus(status);
+  return code;
+}

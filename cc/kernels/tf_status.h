@@ -15,4 +15,8 @@ void ToTensorFlow(const Status& from, TF_Status* to);
 
 }  // namespace tf_smb
 
+// For tests, which find it in the op library: the TF_Code that ToTensorFlow sets for an
+// error of this StatusCode.
+extern "C" __attribute__((visibility("default"))) int tf_smb_tensorflow_code(int status_code);
+
 #endif  // TF_SMB_CC_KERNELS_TF_STATUS_H_

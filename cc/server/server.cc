@@ -1,8 +1,11 @@
 #include "cc/server/server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "cc/server/segment_files.h"
 #include "cc/transport/registry.h"
 
 namespace tf_smb {
@@ -42,7 +45,7 @@ Status CheckSameLivingJob(Segment* segment, const OpenRequest& request) {
       (other_job ? "another job ('" + segment->job_id() + "')" : "an earlier run of this job") +
       (finished ? " that is finished" : " that is still running") +
       ": choose another run_name, or say on_existing='resume' to go on from its weights or "
-      "'replace' to start anew");
+      "'replace' to start anew [SMB-E150]");
 }
 
 }  // namespace
@@ -50,16 +53,38 @@ Status CheckSameLivingJob(Segment* segment, const OpenRequest& request) {
 Result<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
   TF_SMB_ASSIGN_OR_RETURN(const Address address, Address::Parse(options.address));
   TF_SMB_ASSIGN_OR_RETURN(Transport* const transport, FindTransport(address));
-  std::unique_ptr<Server> server(new Server(options.lease_s));
-  // Under the lock: a first request may come before `listener_` is set.
+  std::unique_ptr<Server> server(new Server(options, address.target));
+  // Under the lock: a first request may come before all is set.
   MutexLock lock(&server->mutex_);
   TF_SMB_ASSIGN_OR_RETURN(server->listener_, transport->Listen(address, server.get()));
+  // Nobody else listens there now, so nobody else's files have this name.
+  if (!options.directory.empty()) server->TakeOverFilesLocked();
   return server;
+}
+
+void Server::TakeOverFilesLocked() {
+  FoundSegments found = FindSegmentFiles(options_.directory, name_);
+  for (std::unique_ptr<Segment>& segment : found.segments) {
+    const std::string segment_name = segment->name();
+    segments_[segment_name] = std::move(segment);
+  }
+  refused_files_ = std::move(found.refused);
+}
+
+void Server::RemoveFile(const std::string& segment_name) const {
+  if (options_.directory.empty()) return;
+  unlink((options_.directory + "/" + SegmentFileName(name_, segment_name)).c_str());
 }
 
 Server::~Server() {
   // Its threads are the parent's: a forked child can only forget them.
-  if (fork_guard_.InForkedChild()) static_cast<void>(listener_.release());
+  if (fork_guard_.InForkedChild()) {
+    static_cast<void>(listener_.release());
+    return;
+  }
+  listener_.reset();
+  MutexLock lock(&mutex_);
+  for (const auto& [name, segment] : segments_) RemoveFile(name);
 }
 
 std::vector<SegmentSummary> Server::List() {
@@ -90,7 +115,7 @@ HandledRequest Server::Handle(const Request& request) {
     case MessageType::kReply:
       break;
   }
-  return Refuse(InvalidArgumentError("a server takes requests, not replies"));
+  return Refuse(InvalidArgumentError("a server takes requests, not replies [SMB-E153]"));
 }
 
 HandledRequest Server::OpenLocked(const OpenRequest& request) {
@@ -103,9 +128,10 @@ HandledRequest Server::OpenLocked(const OpenRequest& request) {
     if (segment->CountLive() > 0) {
       return Refuse(FailedPreconditionError(
           "segment '" + request.segment_name + "' cannot be replaced: job '" + segment->job_id() +
-          "' has " + std::to_string(segment->CountLive()) + " live workers on it"));
+          "' has " + std::to_string(segment->CountLive()) + " live workers on it [SMB-E151]"));
     }
     segments_.erase(found);
+    RemoveFile(request.segment_name);
     return CreateLocked(request);
   }
   Status same_layout =
@@ -119,8 +145,13 @@ HandledRequest Server::CreateLocked(const OpenRequest& request) {
   options.name = request.segment_name;
   options.job_id = request.job_id;
   options.num_workers = request.num_workers;
-  options.lease_s = lease_s_;
+  options.lease_s = options_.lease_s;
   options.layout = request.layout;
+  options.sparse = request.sparse;
+  options.directory = options_.directory;
+  if (!options.directory.empty()) {
+    options.file_name = SegmentFileName(name_, request.segment_name);
+  }
   Result<std::unique_ptr<Segment>> created = Segment::Create(options);
   if (!created.ok()) return Refuse(created.status());
   const std::shared_ptr<Segment> segment = std::move(created).value();
@@ -139,6 +170,7 @@ HandledRequest Server::FreeLocked(const std::string& name) {
   const auto found = segments_.find(name);
   if (found == segments_.end()) return Refuse(NoSuchSegmentLocked(name));
   segments_.erase(found);
+  RemoveFile(name);
   return HandledRequest();
 }
 
@@ -155,7 +187,7 @@ Status Server::NoSuchSegmentLocked(const std::string& name) const {
     ++named;
   }
   return NotFoundError("there is no segment '" + name + "' at " + listener_->address() + "; it has " +
-                       (names.empty() ? "none" : names));
+                       (names.empty() ? "none" : names) + " [SMB-E152]");
 }
 
 std::vector<SegmentSummary> Server::ListLocked() {
@@ -163,7 +195,7 @@ std::vector<SegmentSummary> Server::ListLocked() {
   for (const auto& [name, segment] : segments_) {
     segment->Reap();
     summaries.push_back({name, segment->job_id(),
-                         segment->layout().num_elements() * sizeof(float), segment->CountLive()});
+                         segment->layout().size_bytes(), segment->CountLive()});
   }
   return summaries;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/box/segment.h"
@@ -20,6 +21,10 @@ namespace tf_smb {
 struct ServerOptions {
   std::string address;    // "shm://name"
   double lease_s = 10.0;  // how long a silent member is waited for
+  // Where segments are files, for this user alone, which outlive a server that crashes:
+  // the next one of the same address takes them over. Empty: memfds, which go with their
+  // last process.
+  std::string directory;
 };
 
 class Server : public RequestHandler {
@@ -29,13 +34,16 @@ class Server : public RequestHandler {
 
   std::string address() const { return listener_->address(); }
   std::vector<SegmentSummary> List() EXCLUDES(mutex_);
+  // Files of this server's that could not be taken over, with the reason.
+  const std::vector<std::string>& refused_files() const { return refused_files_; }
   // No worker waits for this one (again), in any segment of now or later.
   void MarkWorkerAbsent(uint32_t worker_index) EXCLUDES(mutex_);
 
   HandledRequest Handle(const Request& request) override EXCLUDES(mutex_);
 
  private:
-  explicit Server(double lease_s) : lease_s_(lease_s) {}
+  Server(const ServerOptions& options, std::string name)
+      : options_(options), name_(std::move(name)) {}
 
   HandledRequest OpenLocked(const OpenRequest& request) REQUIRES(mutex_);
   HandledRequest CreateLocked(const OpenRequest& request) REQUIRES(mutex_);
@@ -44,11 +52,16 @@ class Server : public RequestHandler {
   Status NoSuchSegmentLocked(const std::string& name) const REQUIRES(mutex_);
   std::vector<SegmentSummary> ListLocked() REQUIRES(mutex_);
 
-  const double lease_s_;
+  void TakeOverFilesLocked() REQUIRES(mutex_);
+  void RemoveFile(const std::string& segment_name) const;
+
+  const ServerOptions options_;
+  const std::string name_;  // of the address, without its scheme
   const ForkGuard fork_guard_;
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<Segment>> segments_ GUARDED_BY(mutex_);
   std::set<uint32_t> absent_workers_ GUARDED_BY(mutex_);
+  std::vector<std::string> refused_files_;  // constant after Start
   std::unique_ptr<Listener> listener_;  // last: it calls Handle
 };
 

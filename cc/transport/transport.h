@@ -1,6 +1,9 @@
 // The transport contract: how clients reach the segments of a server, whatever
 // lies between them. One implementation a folder; `registry.h` finds them by the
-// scheme of an address. Every call that can wait takes a Deadline.
+// scheme of an address, and tests/cc/transport_contract_test.cc is what each one passes.
+//
+// Every call that can wait takes a Deadline. Every error says in its FailureScope what
+// has to be made anew before it is worth another try.
 #ifndef TF_SMB_CC_TRANSPORT_TRANSPORT_H_
 #define TF_SMB_CC_TRANSPORT_TRANSPORT_H_
 
@@ -11,9 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cc/box/exchange_kernel.h"
 #include "cc/box/segment.h"
 #include "cc/box/segment_control.h"
+#include "cc/box/segment_data.h"
 #include "cc/common/clock.h"
 #include "cc/common/status.h"
 #include "cc/common/thread_pool.h"
@@ -36,42 +39,49 @@ struct Viability {
   std::string reason;  // why not; empty when viable
 };
 
-// One exchange of all variables. Pointers have the layout's order and sizes.
-struct ExchangeRequest {
-  Move move;
-  const std::vector<const float*>* local = nullptr;
-  const std::vector<float*>* out = nullptr;  // see MoveOutput; kCopy needs none
-  float* last = nullptr;                     // packed like the center; see ApplyMove
-  uint64_t first_chunk = 0;                  // where to start: differs between workers
-  double busy_chunk_timeout_s = 5.0;
+// What a transport can do, for those who choose one and for `tf-smb version`.
+struct Capabilities {
+  // Workers run the moves themselves, on the server's memory.
+  bool shared_memory = false;
+  // Reads, and writes, that take none of the server's processor time.
+  bool one_sided_read = false;
+  bool one_sided_write = false;
+  // Memory in a MemoryRegion is sent and received in place; other memory is copied first.
+  bool registration = false;
+  // Reaches other hosts.
+  bool remote = false;
 };
 
-struct ExchangeReport {
-  uint64_t chunks_moved = 0;
-  // Locked by somebody else until the deadline. Their part of `out` says that
-  // nothing moved, and nothing of the worker's progress in them is lost.
-  uint64_t chunks_skipped = 0;
-  uint64_t version_before = 0;
-  uint64_t version_after = 0;
-  // A NaN or Inf in this variable: it did not reach the center, and the exchange was
-  // broken off soon after.
-  std::optional<uint32_t> non_finite_variable;
+// Local memory that a connection may send from and receive into, for as long as this
+// lives, which is at most as long as the connection. Buffers that lie in a region are
+// used in place where Capabilities::registration says so; others always work too.
+class MemoryRegion {
+ public:
+  virtual ~MemoryRegion() = default;
+  virtual void* data() const = 0;
+  virtual uint64_t size_bytes() const = 0;
 };
 
-// What a client can do with one segment.
+// What a client can do with one segment. Thread-safe; calls on one link may wait for
+// each other, those of control() for no other call for longer than a message takes.
+// The meaning of the calls is that of cc/box/segment_data.h and segment_control.h.
 class SegmentLink {
  public:
   virtual ~SegmentLink() = default;
 
+  // Valid as long as the link. Join and Leave are called on one thread, see there.
   virtual SegmentControl* control() = 0;
-  // The center into `values`; DEADLINE_EXCEEDED naming the chunk that stayed locked.
-  virtual Status Read(const std::vector<float*>& values, const Deadline& deadline) = 0;
-  // `values` into the center.
-  virtual Status Write(const std::vector<const float*>& values, const Deadline& deadline) = 0;
+  virtual Status Read(const std::vector<Span>& spans, const Deadline& deadline,
+                      ThreadPool* pool) = 0;
+  virtual Status Write(const std::vector<ConstSpan>& spans, const Deadline& deadline,
+                       ThreadPool* pool) = 0;
   // Chunk by chunk, each one atomic move. `pool` may be null: then one thread.
-  virtual Result<ExchangeReport> Exchange(const ExchangeRequest& request, ThreadPool* pool) = 0;
+  virtual Result<UpdateReport> Update(const UpdateRequest& request, ThreadPool* pool) = 0;
+  // This segment += scale * source, which is of the same server: INVALID_ARGUMENT else.
+  virtual Status Axpy(double scale, SegmentLink* source, const Deadline& deadline) = 0;
 };
 
+// Thread-safe.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -82,6 +92,8 @@ class Connection {
                                                       const Deadline& deadline) = 0;
   virtual Status Free(const std::string& segment_name, const Deadline& deadline) = 0;
   virtual Result<std::vector<SegmentSummary>> List(const Deadline& deadline) = 0;
+  // `data` must outlive the region.
+  virtual Result<std::unique_ptr<MemoryRegion>> Register(void* data, uint64_t size_bytes) = 0;
 };
 
 // What a server answers; a transport brings requests to it and carries `segment`
@@ -110,10 +122,11 @@ class Transport {
 
   virtual const char* scheme() const = 0;
   virtual Viability IsViable() const = 0;
-  // `handler` must outlive the listener.
+  virtual Capabilities capabilities() const = 0;
+  // `handler` must outlive the listener. ALREADY_EXISTS if somebody listens there.
   virtual Result<std::unique_ptr<Listener>> Listen(const Address& address,
                                                    RequestHandler* handler) = 0;
-  // Waits for a server to appear until the deadline.
+  // Waits for a server to appear until the deadline; then UNAVAILABLE.
   virtual Result<std::unique_ptr<Connection>> Connect(const Address& address,
                                                       const Deadline& deadline) = 0;
 };

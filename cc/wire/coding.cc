@@ -39,8 +39,10 @@ std::string Decoder::GetString(uint32_t max_bytes) {
 
 Status Decoder::Finish(std::string_view what) const {
   if (ok_ && bytes_.empty()) return Status::Ok();
-  return DataLossError(std::string(what) + (ok_ ? " is longer than its contents"
-                                                : " is cut short or has a field out of range"));
+  return DataLossError(
+      std::string(what) +
+      (ok_ ? " is longer than its contents" : " is cut short or has a field out of range") +
+      " [SMB-E018]");
 }
 
 uint64_t Checksum(std::string_view bytes) {

@@ -8,7 +8,7 @@
 namespace tf_smb {
 namespace {
 
-constexpr uint64_t kMaxElements = 1ULL << 48;
+constexpr uint64_t kMaxBytes = 1ULL << 48;
 
 std::string_view LeafName(std::string_view name) {
   const size_t slash = name.rfind('/');
@@ -20,13 +20,6 @@ bool SameVariable(const Variable& a, const Variable& b) {
 }
 
 }  // namespace
-
-const char* DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return "float32";
-  }
-  return "unknown dtype";
-}
 
 std::string Variable::ToString() const {
   std::string text = "'" + name + "' " + DTypeName(dtype) + "[";
@@ -40,7 +33,8 @@ std::string Variable::ToString() const {
 Result<Layout> Layout::Create(std::vector<Variable> variables) {
   if (variables.empty() || variables.size() > kMaxVariables) {
     return InvalidArgumentError("a layout needs 1 to " + std::to_string(kMaxVariables) +
-                                " variables, got " + std::to_string(variables.size()));
+                                " variables, got " + std::to_string(variables.size()) +
+                                " [SMB-E010]");
   }
   Layout layout;
   uint64_t offset = 0;
@@ -48,32 +42,35 @@ Result<Layout> Layout::Create(std::vector<Variable> variables) {
     if (variable.name.size() > kMaxNameBytes || variable.shape.size() > kMaxRank) {
       return InvalidArgumentError("variable " + variable.ToString() + " has a name over " +
                                   std::to_string(kMaxNameBytes) + " bytes or more than " +
-                                  std::to_string(kMaxRank) + " dimensions");
+                                  std::to_string(kMaxRank) + " dimensions [SMB-E011]");
     }
-    if (variable.dtype != DType::kFloat32) {
-      return InvalidArgumentError("variable '" + variable.name + "' is not float32");
+    if (!IsKnown(variable.dtype)) {
+      return InvalidArgumentError("variable '" + variable.name + "' has dtype number " +
+                                  std::to_string(static_cast<int>(variable.dtype)) +
+                                  ", which this version of tf_smb does not know [SMB-E012]");
     }
     uint64_t elements = 1;
     for (const int64_t dimension : variable.shape) {
       if (dimension < 0) {
         return InvalidArgumentError("variable " + variable.ToString() +
-                                    " has a negative dimension");
+                                    " has a negative dimension [SMB-E013]");
       }
-      if (dimension != 0 && elements > kMaxElements / static_cast<uint64_t>(dimension)) {
-        return InvalidArgumentError("variable " + variable.ToString() + " is too large");
+      if (dimension != 0 && elements > kMaxBytes / static_cast<uint64_t>(dimension)) {
+        return InvalidArgumentError("variable " + variable.ToString() + " is too large [SMB-E014]");
       }
       elements *= static_cast<uint64_t>(dimension);
     }
-    variable.offset_elements = offset;
+    variable.offset_bytes = offset;
     variable.num_elements = elements;
-    offset += (elements + kAlignmentElements - 1) / kAlignmentElements * kAlignmentElements;
-    if (offset > kMaxElements) {
+    // No overflow: both are at most 2^48 and 16.
+    offset += (variable.size_bytes() + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    if (offset > kMaxBytes) {
       return InvalidArgumentError("the variables up to " + variable.ToString() +
-                                  " are more than 2^48 elements");
+                                  " are more than 2^48 bytes [SMB-E015]");
     }
   }
   layout.variables_ = std::move(variables);
-  layout.num_elements_ = offset;
+  layout.size_bytes_ = offset;
   return layout;
 }
 
@@ -118,7 +115,7 @@ Status Layout::CheckSame(const Layout& theirs, std::string_view theirs_label) co
     if (SameVariable(variables_[i], theirs.variables_[i])) continue;
     return FailedPreconditionError("the models differ at variable " + std::to_string(i) +
                                    ": here " + variables_[i].ToString() + ", in " + label + " " +
-                                   theirs.variables_[i].ToString());
+                                   theirs.variables_[i].ToString() + " [SMB-E016]");
   }
   if (variables_.size() == theirs.variables_.size()) return Status::Ok();
   const bool here_longer = variables_.size() > shared;
@@ -126,7 +123,7 @@ Status Layout::CheckSame(const Layout& theirs, std::string_view theirs_label) co
   return FailedPreconditionError(
       "the models differ: " + std::to_string(variables_.size()) + " variables here, " +
       std::to_string(theirs.variables_.size()) + " in " + label + "; the first without a partner is " +
-      extra.ToString() + (here_longer ? " here" : " there"));
+      extra.ToString() + (here_longer ? " here" : " there") + " [SMB-E017]");
 }
 
 }  // namespace tf_smb

@@ -9,24 +9,22 @@
 #include <vector>
 
 #include "cc/common/status.h"
+#include "cc/wire/dtype.h"
 
 namespace tf_smb {
-
-// Never renumber: the values lie in segments and travel in messages.
-enum class DType : uint8_t {
-  kFloat32 = 1,
-};
-
-const char* DTypeName(DType dtype);
 
 struct Variable {
   std::string name;
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
-  // Set by Layout::Create: first element of the variable in the center, and how
-  // many there are.
-  uint64_t offset_elements = 0;
+  // Set by Layout::Create: where the variable begins in the center, and how many
+  // elements it has.
+  uint64_t offset_bytes = 0;
   uint64_t num_elements = 0;
+
+  // In the center.
+  uint64_t element_bytes() const { return ElementBytes(CenterDType(dtype)); }
+  uint64_t size_bytes() const { return num_elements * element_bytes(); }
 
   // "'dense/kernel' float32[784,128]"
   std::string ToString() const;
@@ -38,16 +36,16 @@ class Layout {
   static constexpr uint32_t kMaxNameBytes = 1024;
   static constexpr uint32_t kMaxRank = 32;
   // Variables start on a cache line, so that no two share one.
-  static constexpr uint64_t kAlignmentElements = 16;
+  static constexpr uint64_t kAlignmentBytes = 64;
 
   Layout() = default;
   // INVALID_ARGUMENT for no variables, a name or rank too long, a negative
-  // dimension, or more than 2^48 elements.
+  // dimension, an unknown dtype, or a center of more than 2^48 bytes.
   static Result<Layout> Create(std::vector<Variable> variables);
 
   const std::vector<Variable>& variables() const { return variables_; }
-  // Elements of the center, padding between variables included.
-  uint64_t num_elements() const { return num_elements_; }
+  // Of the center, padding between variables included.
+  uint64_t size_bytes() const { return size_bytes_; }
 
   std::string Encode() const;
   static Result<Layout> Decode(std::string_view bytes);
@@ -60,7 +58,7 @@ class Layout {
 
  private:
   std::vector<Variable> variables_;
-  uint64_t num_elements_ = 0;
+  uint64_t size_bytes_ = 0;
 };
 
 }  // namespace tf_smb

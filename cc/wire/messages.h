@@ -1,5 +1,6 @@
-// The messages between a client and a server: PROTOCOL.md, beside this file, is
-// their definition. Change both together.
+// The messages between a client and a server about segments as wholes; those about
+// one segment are in segment_messages.h. PROTOCOL.md, beside this file, is their
+// definition: change all together.
 #ifndef TF_SMB_CC_WIRE_MESSAGES_H_
 #define TF_SMB_CC_WIRE_MESSAGES_H_
 
@@ -9,12 +10,13 @@
 #include <vector>
 
 #include "cc/common/status.h"
+#include "cc/wire/coding.h"
 #include "cc/wire/layout.h"
 
 namespace tf_smb {
 
 constexpr uint32_t kProtocolMajor = 1;
-constexpr uint32_t kProtocolMinor = 0;
+constexpr uint32_t kProtocolMinor = 1;
 // A frame is u32 length, then so many bytes. Longer ones are refused unread.
 constexpr uint32_t kMaxFrameBytes = 64u << 20;
 constexpr uint32_t kMaxSegmentNameBytes = 200;
@@ -24,7 +26,18 @@ constexpr uint32_t kMaxJobIdBytes = 100;
 Status CheckSegmentName(std::string_view name);
 Status CheckJobId(std::string_view job_id);
 
-// Never renumber.
+// What every message begins with.
+void PutMessageHeader(Encoder* encoder, uint8_t type);
+// The type, which may be one that nobody knows. DATA_LOSS if there is no header,
+// FAILED_PRECONDITION naming both versions if the peer's major one differs.
+Result<uint8_t> GetMessageHeader(Decoder* decoder);
+// The same of a whole message.
+Result<uint8_t> MessageTypeOf(std::string_view bytes);
+
+// A status in a message without a scope has the one that its code usually has.
+Status StatusFromWire(StatusCode code, std::string message);
+
+// One number space with SegmentMessageType. Never renumber.
 enum class MessageType : uint8_t {
   kOpen = 1,    // create or join a segment, by the rules of OnExisting
   kAttach = 2,  // an existing one, whoever made it
@@ -47,6 +60,7 @@ struct OpenRequest {
   uint32_t num_workers = 1;
   OnExisting on_existing = OnExisting::kFail;
   Layout layout;
+  bool sparse = false;  // see SegmentOptions in cc/box/segment.h
 };
 
 struct SegmentSummary {

@@ -2,9 +2,6 @@
 #include "cc/client/attached_segment.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,22 +16,12 @@
 #include "cc/client/client.h"
 #include "cc/client/segment_registry.h"
 #include "cc/server/server.h"
+#include "tests/cc/box_testing.h"
 
 namespace tf_smb {
 namespace {
 
-constexpr double kLongSeconds = 60.0;
-
-Deadline Long() { return Deadline::After(kLongSeconds); }
-
-bool WaitUntil(const std::function<bool()>& condition) {
-  const Deadline deadline = Long();
-  while (!condition()) {
-    if (deadline.Expired()) return false;
-    usleep(1000);
-  }
-  return true;
-}
+constexpr auto kChunkFloats = static_cast<int64_t>(kChunkBytes / sizeof(float));
 
 // A worker of a model with two variables, the first beyond one chunk.
 class Worker {
@@ -55,18 +42,19 @@ class Worker {
     }
     return true;
   }
-  std::vector<float*> pointers() {
-    std::vector<float*> result;
+  std::vector<void*> pointers() {
+    std::vector<void*> result;
     for (std::vector<float>& v : x) result.push_back(v.data());
     return result;
   }
-  std::vector<const float*> const_pointers() const {
-    std::vector<const float*> result;
+  std::vector<Span> spans() { return WholeSpans(segment->layout(), pointers()); }
+  std::vector<ConstSpan> const_spans() const {
+    std::vector<const void*> result;
     for (const std::vector<float>& v : x) result.push_back(v.data());
-    return result;
+    return WholeSpans(segment->layout(), result);
   }
   Result<ExchangeOutcome> TryExchange() {
-    return segment->Exchange(const_pointers(), pointers(), MoveOutput::kValue, ++steps);
+    return segment->Exchange(const_spans(), pointers(), MoveOutput::kValue, ++steps);
   }
   ExchangeOutcome Exchange() {
     const Result<ExchangeOutcome> outcome = TryExchange();
@@ -75,7 +63,7 @@ class Worker {
   }
   float Center() {
     Worker reader(segment);
-    EXPECT_TRUE(segment->Read(reader.pointers(), Long()).ok());
+    EXPECT_TRUE(segment->Read(reader.spans(), Long()).ok());
     EXPECT_TRUE(reader.AllEqual(reader.x[0][0]));
     return reader.x[0][0];
   }
@@ -94,7 +82,7 @@ class AttachedSegmentTest : public testing::Test {
     client_.reset();
     server_ = std::move(Server::Start({"shm://attached_segment_test-" + std::to_string(getpid()) +
                                            "-" + std::to_string(++count),
-                                       lease_s}))
+                                       lease_s, directory_}))
                   .value();
     client_ = std::move(Client::Connect(server_->address(), Long())).value();
   }
@@ -106,7 +94,7 @@ class AttachedSegmentTest : public testing::Test {
     request.num_workers = 2;
     std::vector<Variable> variables(2);
     variables[0].name = "kernel";
-    variables[0].shape = {static_cast<int64_t>(kChunkElements) + 7};
+    variables[0].shape = {kChunkFloats + 7};
     variables[1].name = "bias";
     variables[1].shape = {3};
     request.layout = *Layout::Create(variables);
@@ -125,26 +113,22 @@ class AttachedSegmentTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status.message();
     return worker;
   }
+  // The server's own.
+  std::shared_ptr<Segment> Raw() {
+    tf_smb::Request request;
+    request.type = MessageType::kAttach;
+    request.segment_name = "run/0";
+    return server_->Handle(request).segment;
+  }
   // As if `worker` had not renewed for long, and somebody noticed.
   void Fence(Worker* worker) {
     const MemberId member = *worker->segment->member();
-    const HandledRequest handled = server_->Handle([] {
-      tf_smb::Request request;
-      request.type = MessageType::kAttach;
-      request.segment_name = "run/0";
-      return request;
-    }());
-    const Result<MemoryMapping> raw = MemoryMapping::MapShared(
-        handled.segment->fd(), kPageBytes);
-    const uint64_t control_offset =
-        reinterpret_cast<const SegmentHeader*>(raw->data())->control_offset;
-    const Result<MemoryMapping> whole = MemoryMapping::MapShared(
-        handled.segment->fd(), control_offset + sizeof(ControlBlock));
-    auto* const control = reinterpret_cast<ControlBlock*>(whole->data() + control_offset);
-    control->members[member.slot].renewed_nanos.store(BootTimeNanos() - 36000 * kNanosPerSecond);
-    EXPECT_TRUE(handled.segment->Reap());
+    const std::shared_ptr<Segment> segment = Raw();
+    RawSegment(segment->fd()).Expire(member);
+    EXPECT_TRUE(segment->Reap());
   }
 
+  std::string directory_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Client> client_;
 };
@@ -176,7 +160,7 @@ TEST_F(AttachedSegmentTest, OnlyMembersExchange) {
   Worker worker = Open(), other = Joined();
   EXPECT_EQ(worker.TryExchange().status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(worker.segment->last_error().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(worker.segment->TrySeed(worker.const_pointers(), Long()).status().code(),
+  EXPECT_EQ(worker.segment->TrySeed(worker.const_spans(), Long()).status().code(),
             StatusCode::kFailedPrecondition);
   ASSERT_EQ(worker.segment->Join(0).code(), StatusCode::kAlreadyExists);
   EXPECT_EQ(worker.TryExchange().status().code(), StatusCode::kFailedPrecondition);
@@ -200,12 +184,12 @@ TEST_F(AttachedSegmentTest, AloneCopies) {
 }
 
 TEST_F(AttachedSegmentTest, ElasticMovesBothAndTheLastMeetsTheCenterOnce) {
-  Worker a = Joined({MoveKind::kElastic, 0.5f, true}), b = Joined({MoveKind::kElastic, 0.5f, true});
+  Worker a = Joined({MoveKind::kElastic, 0.5, true}), b = Joined({MoveKind::kElastic, 0.5, true});
   a.Fill(8.0f);
   EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);  // rate 0.5 / 2, center 0
   EXPECT_TRUE(a.AllEqual(6.0f));
   EXPECT_EQ(b.Center(), 2.0f);
-  EXPECT_EQ(a.segment->stats().last_rate, 0.25f);
+  EXPECT_EQ(a.segment->stats().last_rate, 0.25);
   EXPECT_EQ(a.segment->stats().last_num_live, 2u);
   EXPECT_EQ(b.Exchange(), ExchangeOutcome::kMoved);
   EXPECT_TRUE(b.AllEqual(0.5f));
@@ -218,10 +202,10 @@ TEST_F(AttachedSegmentTest, ElasticMovesBothAndTheLastMeetsTheCenterOnce) {
 }
 
 TEST_F(AttachedSegmentTest, DeltaMeasuresFromTheLastExchange) {
-  const ExchangeRule rule{MoveKind::kDelta, 1.0f, true};
+  const ExchangeRule rule{MoveKind::kDelta, 1.0, true};
   Worker a = Joined(rule), b = Joined(rule);
   for (Worker* const worker : {&a, &b}) {
-    ASSERT_TRUE(worker->segment->Rebase(worker->const_pointers()).ok());
+    ASSERT_TRUE(worker->segment->Rebase(worker->const_spans()).ok());
   }
   a.Fill(4.0f);
   EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);
@@ -238,10 +222,10 @@ TEST_F(AttachedSegmentTest, DeltaMeasuresFromTheLastExchange) {
 }
 
 TEST_F(AttachedSegmentTest, WhatAnotherRuleMovedIsNoProgress) {
-  const ExchangeRule delta{MoveKind::kDelta, 1.0f, true};
+  const ExchangeRule delta{MoveKind::kDelta, 1.0, true};
   Worker a = Joined(delta), b = Joined();
-  ASSERT_TRUE(a.segment->Rebase(a.const_pointers()).ok());
-  ASSERT_TRUE(a.segment->SetRule({MoveKind::kElastic, 1.0f, false}).ok());
+  ASSERT_TRUE(a.segment->Rebase(a.const_spans()).ok());
+  ASSERT_TRUE(a.segment->SetRule({MoveKind::kElastic, 1.0, false}).ok());
   a.Fill(100.0f);
   a.Exchange();  // takes the center, 0, which becomes 100
   ASSERT_TRUE(a.AllEqual(0.0f));
@@ -270,7 +254,7 @@ TEST_F(AttachedSegmentTest, NotFiniteIsNamedAndTouchesNothing) {
 // A model larger than what is looked at beforehand: one bad element at its very end.
 TEST(AttachedSegmentLargeTest, NotFiniteNeverReachesTheCenter) {
   const std::string address = "shm://large-" + std::to_string(getpid());
-  const auto server = Server::Start({address, 10.0});
+  const auto server = Server::Start({address, 10.0, ""});
   ASSERT_TRUE(server.ok());
   const auto client = Client::Connect(address, Deadline::After(10.0));
   ASSERT_TRUE(client.ok());
@@ -287,11 +271,12 @@ TEST(AttachedSegmentLargeTest, NotFiniteNeverReachesTheCenter) {
   ASSERT_TRUE(other->Join(1).ok());
   std::vector<float> x(5 << 20, 1.0f), center(5 << 20);
   x.back() = std::numeric_limits<float>::quiet_NaN();
-  const auto outcome = segment->Exchange({x.data()}, {x.data()}, MoveOutput::kValue, 1);
+  const auto outcome = segment->Exchange(WholeSpans(segment->layout(), std::vector<const void*>{x.data()}), {x.data()},
+                                         MoveOutput::kValue, 1);
   EXPECT_EQ(outcome.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(outcome.status().message().find("'kernel'"), std::string::npos);
-  ASSERT_TRUE(segment->Read({center.data()}, Deadline::After(10.0)).ok());
-  EXPECT_TRUE(AllFinite(center.data(), center.size()));
+  ASSERT_TRUE(segment->Read({{0, 0, 5 << 20, center.data()}}, Deadline::After(10.0)).ok());
+  EXPECT_TRUE(AllFinite(DType::kFloat32, center.data(), center.size()));
   EXPECT_EQ(center.back(), 0.0f);
 }
 
@@ -299,8 +284,8 @@ TEST_F(AttachedSegmentTest, FirstSeedsOthersDoNot) {
   Worker a = Joined(), b = Joined();
   a.Fill(2.0f);
   b.Fill(7.0f);
-  EXPECT_TRUE(*a.segment->TrySeed(a.const_pointers(), Long()));
-  EXPECT_FALSE(*b.segment->TrySeed(b.const_pointers(), Long()));
+  EXPECT_TRUE(*a.segment->TrySeed(a.const_spans(), Long()));
+  EXPECT_FALSE(*b.segment->TrySeed(b.const_spans(), Long()));
   EXPECT_TRUE(b.segment->control()->seeded());
   EXPECT_EQ(b.Center(), 2.0f);
 }
@@ -369,7 +354,7 @@ TEST_F(AttachedSegmentTest, IsThreadSafe) {
   threads.emplace_back([&] {
     while (!stopping.load()) {
       Worker reader(b.segment);
-      EXPECT_TRUE(b.segment->Read(reader.pointers(), Long()).ok());
+      EXPECT_TRUE(b.segment->Read(reader.spans(), Long()).ok());
       for (const float value : reader.x[0]) ASSERT_TRUE(value >= 0.0f && value <= 1.0f);
       EXPECT_TRUE(a.segment->SetRule(ExchangeRule()).ok());
     }
@@ -389,8 +374,8 @@ TEST_F(AttachedSegmentTest, IsThreadSafe) {
 }
 
 TEST_F(AttachedSegmentTest, ThreadsShareTheChunks) {
-  Worker a = Open(/*num_threads=*/3), b = Joined({MoveKind::kElastic, 0.5f, false});
-  ASSERT_TRUE(a.segment->SetRule({MoveKind::kElastic, 0.5f, false}).ok());
+  Worker a = Open(/*num_threads=*/3), b = Joined({MoveKind::kElastic, 0.5, false});
+  ASSERT_TRUE(a.segment->SetRule({MoveKind::kElastic, 0.5, false}).ok());
   ASSERT_TRUE(a.segment->Join(std::nullopt).ok());
   a.Fill(4.0f);
   EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);
@@ -406,9 +391,9 @@ TEST_F(AttachedSegmentTest, EmptyVariablesOnly) {
   request.layout = *Layout::Create(variables);
   Worker a(*client_->Open(request, 1, Long())), b(*client_->Open(request, 1, Long()));
   for (Worker* const worker : {&a, &b}) {
-    ASSERT_TRUE(worker->segment->SetRule({MoveKind::kDelta, 1.0f, true}).ok());
+    ASSERT_TRUE(worker->segment->SetRule({MoveKind::kDelta, 1.0, true}).ok());
     ASSERT_TRUE(worker->segment->Join(std::nullopt).ok());
-    ASSERT_TRUE(worker->segment->Rebase(worker->const_pointers()).ok());
+    ASSERT_TRUE(worker->segment->Rebase(worker->const_spans()).ok());
     EXPECT_TRUE(worker->TryExchange().ok());
   }
   EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);
@@ -437,6 +422,262 @@ TEST_F(AttachedSegmentTest, HandlesAreNeverUsedTwice) {
   UnregisterSegment(second);
 }
 
+// --- Each other --------------------------------------------------------------------
+
+WaitOptions Within(double seconds) {
+  WaitOptions options;
+  options.timeout_s = seconds;
+  return options;
+}
+
+TEST_F(AttachedSegmentTest, BarrierLetsNobodyThroughAlone) {
+  Worker a = Joined(), b = Joined();
+  const Status early = a.segment->Barrier({0, 1}, Within(0.05));
+  EXPECT_EQ(early.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(early.message().find("waited 0.05 s in vain for worker 1 at the barrier"),
+            std::string::npos)
+      << early.message();
+  std::atomic<bool> through{false};
+  std::thread other([&] {
+    EXPECT_TRUE(b.segment->Barrier({0, 1}, Within(kLongSeconds)).ok());
+    through.store(true);
+  });
+  usleep(50'000);
+  EXPECT_FALSE(through.load());  // a's first coming was withdrawn
+  EXPECT_TRUE(a.segment->Barrier({0, 1}, Within(kLongSeconds)).ok());
+  other.join();
+}
+
+TEST_F(AttachedSegmentTest, BarrierOfAFencedMember) {
+  Worker a = Joined(), b = Joined();
+  std::thread fencer([&] {
+    usleep(50'000);
+    Fence(&a);
+  });
+  const Status status = a.segment->Barrier({0, 1}, Within(kLongSeconds));
+  fencer.join();
+  EXPECT_EQ(status.code(), StatusCode::kAborted) << status.message();
+}
+
+TEST_F(AttachedSegmentTest, PollEndsAnyWait) {
+  Worker a = Joined(), b = Joined();
+  WaitOptions options = Within(kLongSeconds);
+  options.poll = [] { return InternalError("interrupted"); };
+  ASSERT_TRUE(b.segment->Lock(60.0, Within(1.0)).ok());
+  for (const Status& status :
+       {a.segment->Barrier({0, 1}, options), a.segment->Lock(1.0, options).status(),
+        a.segment->WaitForVersion(100, options).status(),
+        a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, options).status()}) {
+    EXPECT_EQ(status.ToString(), "INTERNAL: interrupted");
+  }
+}
+
+TEST_F(AttachedSegmentTest, LockNamesItsHolder) {
+  Worker a = Joined(), b = Joined();
+  const Result<uint64_t> token = b.segment->Lock(60.0, Within(1.0));
+  ASSERT_TRUE(token.ok());
+  const Status status = a.segment->Lock(60.0, Within(0.05)).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("the lock of segment 'run/0', which worker 1 has"),
+            std::string::npos)
+      << status.message();
+  std::thread releaser([&] {
+    usleep(50'000);
+    EXPECT_TRUE(b.segment->Unlock(*token).ok());
+  });
+  const Result<uint64_t> next = a.segment->Lock(60.0, Within(kLongSeconds));
+  releaser.join();
+  ASSERT_TRUE(next.ok());
+  EXPECT_GT(*next, *token);
+  EXPECT_EQ(b.segment->Unlock(*token).code(), StatusCode::kAborted);
+}
+
+TEST_F(AttachedSegmentTest, LockLapses) {
+  Worker a = Joined(), b = Joined();
+  const Result<uint64_t> token = b.segment->Lock(0.1, Within(1.0));
+  EXPECT_TRUE(a.segment->Lock(1.0, Within(kLongSeconds)).ok());  // no change tells of it
+  EXPECT_EQ(b.segment->Unlock(*token).code(), StatusCode::kAborted);
+}
+
+TEST_F(AttachedSegmentTest, WaitingForAVersion) {
+  Worker a = Joined(), b = Joined();
+  const Status status = a.segment->WaitForVersion(1, Within(0.05)).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("segment 'run/0' is at version 0, and did not come to 1"),
+            std::string::npos);
+  std::thread writer([&] {
+    usleep(20'000);
+    EXPECT_TRUE(b.segment->Write(b.const_spans(), Long()).ok());
+  });
+  EXPECT_EQ(*a.segment->WaitForVersion(1, Within(kLongSeconds)), 1u);
+  writer.join();
+}
+
+// --- Accumulate and rounds -----------------------------------------------------------
+
+TEST_F(AttachedSegmentTest, AccumulateAddsAndSaysWhatIsWrong) {
+  Worker a = Open();  // nobody has to be a member
+  a.Fill(2.0f);
+  ASSERT_TRUE(a.segment->Accumulate(a.const_spans(), 1.5, Long()).ok());
+  ASSERT_TRUE(a.segment->Accumulate(a.const_spans(), -0.5, Long()).ok());
+  EXPECT_EQ(a.Center(), 2.0f);
+  Status status = a.segment->Accumulate(
+      a.const_spans(), std::numeric_limits<double>::quiet_NaN(), Long());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  a.x[0][5] = std::numeric_limits<float>::infinity();
+  status = a.segment->Accumulate(a.const_spans(), 1.0, Long());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("'kernel'"), std::string::npos);
+  EXPECT_EQ(a.Center(), 2.0f);
+  EXPECT_EQ(a.segment->control()->version(), 2u);
+}
+
+TEST_F(AttachedSegmentTest, AxpyOfTwoSegments) {
+  Worker a = Open();
+  Worker b(*client_->Open(Request("run/1"), 1, Long()));
+  a.Fill(1.0f);
+  b.Fill(4.0f);
+  ASSERT_TRUE(a.segment->Write(a.const_spans(), Long()).ok());
+  ASSERT_TRUE(b.segment->Write(b.const_spans(), Long()).ok());
+  ASSERT_TRUE(a.segment->Axpy(0.5, b.segment.get(), Long()).ok());
+  EXPECT_EQ(a.Center(), 3.0f);
+  EXPECT_EQ(b.Center(), 4.0f);
+}
+
+TEST_F(AttachedSegmentTest, AveragesOfAllMembers) {
+  Worker a = Joined(), b = Joined();
+  for (int round = 1; round <= 3; ++round) {
+    a.Fill(static_cast<float>(8 * round));
+    b.Fill(static_cast<float>(4 * round));
+    std::thread other([&] {
+      const Result<RoundResult> result =
+          b.segment->Average(b.const_spans(), b.pointers(), 1.0, 20, Within(kLongSeconds));
+      ASSERT_TRUE(result.ok()) << result.status().message();
+      EXPECT_EQ(result->round, static_cast<uint64_t>(round));
+      EXPECT_TRUE(result->missing.empty());
+    });
+    const Result<RoundResult> result =
+        a.segment->Average(a.const_spans(), a.pointers(), 3.0, 10, Within(kLongSeconds));
+    other.join();
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    EXPECT_TRUE(a.AllEqual(static_cast<float>(7 * round)));
+    EXPECT_TRUE(b.AllEqual(static_cast<float>(7 * round)));
+  }
+  EXPECT_EQ(a.segment->control()->Members().at(1).steps, 20u);
+}
+
+TEST_F(AttachedSegmentTest, AverageGoesOnWithoutTheLate) {
+  Worker a = Joined(), late = Joined();
+  a.Fill(8.0f);
+  late.Fill(4.0f);
+  Result<RoundResult> result =
+      a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(0.05));
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->round, 1u);
+  EXPECT_EQ(result->missing, (std::vector<uint32_t>{1}));
+  EXPECT_TRUE(a.AllEqual(8.0f));
+  // The late one comes to the next round.
+  result = late.segment->Average(late.const_spans(), late.pointers(), 1.0, 1, Within(0.05));
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->round, 2u);
+  EXPECT_EQ(result->missing, (std::vector<uint32_t>{0}));
+  EXPECT_TRUE(late.AllEqual(4.0f));
+}
+
+// An interrupted worker neither holds up the others nor itself.
+TEST_F(AttachedSegmentTest, InterruptedAverageCanBeMadeAgain) {
+  Worker a = Joined(), b = Joined();
+  a.Fill(8.0f);
+  b.Fill(4.0f);
+  WaitOptions interrupted = Within(kLongSeconds);
+  interrupted.poll = [] { return InternalError("interrupted"); };
+  EXPECT_EQ(a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, interrupted).status().code(),
+            StatusCode::kInternal);
+  Result<RoundResult> result =
+      b.segment->Average(b.const_spans(), b.pointers(), 1.0, 1, Within(kLongSeconds));
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_TRUE(b.AllEqual(6.0f));  // its share had been in
+  std::thread other([&] {
+    EXPECT_TRUE(b.segment->Average(b.const_spans(), b.pointers(), 1.0, 1, Within(kLongSeconds)).ok());
+  });
+  result = a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(kLongSeconds));
+  other.join();
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->round, 2u);
+  EXPECT_TRUE(a.AllEqual(7.0f));
+}
+
+TEST_F(AttachedSegmentTest, BadSharesAreRefused) {
+  Worker a = Joined();
+  for (const double weight : {0.0, -1.0, std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(a.segment->Average(a.const_spans(), a.pointers(), weight, 1, Within(1.0))
+                  .status()
+                  .code(),
+              StatusCode::kInvalidArgument);
+  }
+  a.x[1][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(1.0)).status().code(),
+            StatusCode::kInvalidArgument);
+  a.x[1][0] = 1.0f;
+  EXPECT_EQ(a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(1.0))->round, 1u);
+}
+
+TEST_F(AttachedSegmentTest, NonAtomicElasticIsThePapers) {
+  const ExchangeRule rule{MoveKind::kElastic, 0.5, true, false};
+  Worker a = Joined(rule), b = Joined(rule);
+  a.Fill(8.0f);
+  EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);  // rate 0.25, center 0
+  EXPECT_TRUE(a.AllEqual(6.0f));
+  EXPECT_EQ(b.Center(), 2.0f);
+  b.Fill(6.0f);
+  EXPECT_EQ(b.Exchange(), ExchangeOutcome::kMoved);
+  EXPECT_TRUE(b.AllEqual(5.0f));
+  EXPECT_EQ(b.Center(), 3.0f);
+  // One that is not finite, found during: nothing has moved on either side.
+  ASSERT_TRUE(a.segment->SetFiniteCheck(FiniteCheck::kDuring).ok());
+  a.x[1][2] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(a.TryExchange().status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(a.x[0][0], 6.0f);
+  EXPECT_EQ(b.Center(), 3.0f);
+}
+
+TEST_F(AttachedSegmentTest, DeltaExchangesWholeVariables) {
+  const ExchangeRule rule{MoveKind::kDelta, 1.0, true};
+  Worker a = Joined(rule), b = Joined(rule);
+  a.Fill(1.0f);
+  const Status status =
+      a.segment->Exchange({{0, 0, 10, a.x[0].data()}}, {a.x[0].data()}, MoveOutput::kValue, 1)
+          .status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("exchanges whole variables: of 'kernel' float32[65543] it was "
+                                  "given 10 elements"),
+            std::string::npos)
+      << status.message();
+  EXPECT_EQ(b.Center(), 0.0f);
+  // Some of the variables, in turn: each measures from when it was last there.
+  ASSERT_TRUE(a.segment->Rebase(a.const_spans()).ok());
+  a.Fill(3.0f);
+  ASSERT_TRUE(
+      a.segment->Exchange({{1, 0, 3, a.x[1].data()}}, {a.x[1].data()}, MoveOutput::kValue, 1).ok());
+  EXPECT_EQ(a.x[1][0], 1.0f);  // half of its progress
+  EXPECT_EQ(a.x[0][0], 3.0f);
+}
+
+TEST_F(AttachedSegmentTest, BadSpansAreRefusedBeforeTheyTravel) {
+  Worker a = Joined();
+  const std::vector<ConstSpan> bad = {{7, 0, 1, a.x[0].data()}};
+  const std::vector<Span> bad_target = {{7, 0, 1, a.x[0].data()}};
+  for (const Status& status :
+       {a.segment->Write(bad, Long()), a.segment->Read(bad_target, Long()),
+        a.segment->Accumulate(bad, 1.0, Long()), a.segment->Rebase(bad),
+        a.segment->Exchange(bad, {a.x[0].data()}, MoveOutput::kValue, 1).status(),
+        a.segment->Average(bad, {a.x[0].data()}, 1.0, 1, Within(1.0)).status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("there is no variable 7"), std::string::npos);
+  }
+}
+
 // In a forked child every use is refused, and the child ends, whatever the parent's
 // threads were doing at the fork.
 TEST_F(AttachedSegmentTest, ForkedChildIsRefusedAndEnds) {
@@ -447,11 +688,21 @@ TEST_F(AttachedSegmentTest, ForkedChildIsRefusedAndEnds) {
     if (child == 0) {
       alarm(30);  // a hang is a SIGALRM
       const Status refused[] = {a->TryExchange().status(),
-                                a->segment->Read(a->pointers(), Long()),
-                                a->segment->Write(a->const_pointers(), Long()),
-                                a->segment->Rebase(a->const_pointers()),
+                                a->segment->Read(a->spans(), Long()),
+                                a->segment->Write(a->const_spans(), Long()),
+                                a->segment->Rebase(a->const_spans()),
+                                a->segment->Accumulate(a->const_spans(), 1.0, Long()),
+                                a->segment->Axpy(1.0, b->segment.get(), Long()),
+                                a->segment->SetFiniteCheck(FiniteCheck::kDuring),
+                                a->segment
+                                    ->Average(a->const_spans(), a->pointers(), 1.0, 1, WaitOptions())
+                                    .status(),
+                                a->segment->Barrier({0}, WaitOptions()),
+                                a->segment->Lock(1.0, WaitOptions()).status(),
+                                a->segment->Unlock(1),
+                                a->segment->WaitForVersion(100, WaitOptions()).status(),
                                 a->segment->SetRule(ExchangeRule()),
-                                a->segment->TrySeed(a->const_pointers(), Long()).status(),
+                                a->segment->TrySeed(a->const_spans(), Long()).status(),
                                 a->segment->member().status(),
                                 a->segment->worker_index().status(),
                                 a->segment->last_error(),

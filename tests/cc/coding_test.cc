@@ -69,7 +69,7 @@ TEST(CodingTest, FinishNamesWhatIsTooLong) {
   Decoder decoder("abc");
   decoder.GetU8();
   EXPECT_EQ(decoder.Finish("a request").ToString(),
-            "DATA_LOSS: a request is longer than its contents");
+            "DATA_LOSS: a request is longer than its contents [SMB-E018]");
 }
 
 TEST(CodingTest, ChecksumIsFnv1a) {

@@ -8,30 +8,39 @@
 namespace tf_smb {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
 
 TEST(ExchangeRuleTest, RangeDependsOnKind) {
-  for (const float rate : {std::numeric_limits<float>::denorm_min(), 0.5f, 1.0f}) {
+  for (const double rate : {std::numeric_limits<double>::denorm_min(), 0.5, 1.0}) {
     EXPECT_TRUE((ExchangeRule{MoveKind::kElastic, rate, true}.Check().ok()));
     EXPECT_TRUE((ExchangeRule{MoveKind::kDelta, rate, false}.Check().ok()));
   }
-  EXPECT_TRUE((ExchangeRule{MoveKind::kDelta, 2.0f, true}.Check().ok()));
-  for (const float rate : {0.0f, -0.5f, std::nextafter(1.0f, 2.0f), kNaN, kInf, -kInf}) {
+  EXPECT_TRUE((ExchangeRule{MoveKind::kDelta, 2.0, true}.Check().ok()));
+  for (const double rate : {0.0, -0.5, std::nextafter(1.0, 2.0), kNaN, kInf, -kInf}) {
     const Status status = ExchangeRule{MoveKind::kElastic, rate, true}.Check();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << rate;
     EXPECT_NE(status.message().find("above 0 and at most 1"), std::string::npos);
   }
-  for (const float rate : {0.0f, -0.5f, std::nextafter(2.0f, 3.0f), kNaN, kInf}) {
+  for (const double rate : {0.0, -0.5, std::nextafter(2.0, 3.0), kNaN, kInf}) {
     EXPECT_FALSE((ExchangeRule{MoveKind::kDelta, rate, true}.Check().ok())) << rate;
   }
-  EXPECT_FALSE((ExchangeRule{MoveKind::kCopy, 0.5f, true}.Check().ok()));
+  for (const MoveKind kind : {MoveKind::kCopy, MoveKind::kAccumulate, MoveKind::kBlend}) {
+    EXPECT_FALSE((ExchangeRule{kind, 0.5, true}.Check().ok()));
+  }
+}
+
+TEST(ExchangeRuleTest, OnlyElasticReadsFirst) {
+  EXPECT_TRUE((ExchangeRule{MoveKind::kElastic, 0.5, true, false}.Check().ok()));
+  const Status status = ExchangeRule{MoveKind::kDelta, 0.5, true, false}.Check();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("only elastic"), std::string::npos);
 }
 
 TEST(MoveChooserTest, AloneCopies) {
   MoveChooser chooser;
   for (int i = 0; i < 3; ++i) {
-    const Move move = chooser.Next({MoveKind::kDelta, 1.0f, true}, 1, false, MoveOutput::kDelta);
+    const Move move = chooser.Next({MoveKind::kDelta, 1.0, true}, 1, false, MoveOutput::kDelta);
     EXPECT_EQ(move.kind, MoveKind::kCopy);
     EXPECT_EQ(move.output, MoveOutput::kDelta);
   }
@@ -39,22 +48,22 @@ TEST(MoveChooserTest, AloneCopies) {
 
 TEST(MoveChooserTest, RateFollowsTheLiveWorkers) {
   MoveChooser chooser;
-  const ExchangeRule per_worker{MoveKind::kElastic, 0.9f, true};
+  const ExchangeRule per_worker{MoveKind::kElastic, 0.9, true};
   for (const uint32_t live : {2u, 5u, 16u, 3u}) {
     const Move move = chooser.Next(per_worker, live, false, MoveOutput::kValue);
     EXPECT_EQ(move.kind, MoveKind::kElastic);
-    EXPECT_EQ(move.rate, 0.9f / static_cast<float>(live));
+    EXPECT_EQ(move.rate, 0.9 / live);
     EXPECT_EQ(move.output, MoveOutput::kValue);
   }
-  EXPECT_EQ(chooser.Next({MoveKind::kElastic, 0.25f, false}, 7, false, MoveOutput::kValue).rate, 0.25f);
+  EXPECT_EQ(chooser.Next({MoveKind::kElastic, 0.25, false}, 7, false, MoveOutput::kValue).rate, 0.25);
 }
 
 TEST(MoveChooserTest, LastOfSeveralMeetsTheCenterOnce) {
-  for (const auto& [kind, rate] : {std::pair{MoveKind::kElastic, 0.5f}, {MoveKind::kDelta, 1.0f}}) {
+  for (const auto& [kind, rate] : {std::pair{MoveKind::kElastic, 0.5}, {MoveKind::kDelta, 1.0}}) {
     MoveChooser chooser;
-    const ExchangeRule rule{kind, 0.75f, true};
+    const ExchangeRule rule{kind, 0.75, true};
     for (int life = 0; life < 2; ++life) {  // company may come again
-      EXPECT_EQ(chooser.Next(rule, 2, false, MoveOutput::kValue).rate, 0.375f);
+      EXPECT_EQ(chooser.Next(rule, 2, false, MoveOutput::kValue).rate, 0.375);
       const Move last = chooser.Next(rule, 1, false, MoveOutput::kValue);
       EXPECT_EQ(last.kind, kind);
       EXPECT_EQ(last.rate, rate);
@@ -67,9 +76,9 @@ TEST(MoveChooserTest, LastOfSeveralMeetsTheCenterOnce) {
 // Others may have come, exchanged and died between two exchanges of this worker.
 TEST(MoveChooserTest, AloneAgainAfterOthersMovedTakesOverTheCenterFirst) {
   MoveChooser chooser;
-  const ExchangeRule rule = {MoveKind::kElastic, 0.9f, true};
+  const ExchangeRule rule = {MoveKind::kElastic, 0.9, true};
   EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
-  EXPECT_EQ(chooser.Next(rule, 1, true, MoveOutput::kValue).rate, 0.5f);
+  EXPECT_EQ(chooser.Next(rule, 1, true, MoveOutput::kValue).rate, 0.5);
   EXPECT_EQ(chooser.Next(rule, 1, false, MoveOutput::kValue).kind, MoveKind::kCopy);
 }
 

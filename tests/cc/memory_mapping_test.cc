@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <utility>
@@ -48,6 +49,32 @@ TEST(MemoryMappingTest, FailureHasTheSize) {
   EXPECT_EQ(mapping.status().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(mapping.status().message().find("1152921504606846976"), std::string::npos);
   EXPECT_FALSE(MemoryMapping::MapShared(-1, 4096).ok());
+}
+
+// At a multiple of the huge page size, to the last byte, and gone when it ends.
+TEST(MemoryMappingTest, LargeSharedMappingsAreAligned) {
+  const uint64_t size = 5ULL << 30;
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(fd.get(), static_cast<off_t>(size)), 0);
+  Result<MemoryMapping> mapping = MemoryMapping::MapShared(fd.get(), size);
+  ASSERT_TRUE(mapping.ok()) << mapping.status().message();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(mapping->data()) % (2 << 20), 0u);
+  mapping->data()[size - 1] = 'x';
+  char last;
+  ASSERT_EQ(pread(fd.get(), &last, 1, static_cast<off_t>(size - 1)), 1);
+  EXPECT_EQ(last, 'x');
+}
+
+TEST(MemoryMappingTest, ReserveTakesTheMemoryNow) {
+  const uint64_t size = (4 << 20) + 4096;
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(fd.get(), static_cast<off_t>(size)), 0);
+  const Result<MemoryMapping> mapping = MemoryMapping::MapShared(fd.get(), size);
+  ASSERT_TRUE(mapping.ok());
+  ASSERT_EQ(mapping->Reserve(fd.get()), 0);
+  struct stat info;
+  ASSERT_EQ(fstat(fd.get(), &info), 0);
+  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, size);
 }
 
 TEST(MemoryMappingTest, SomeMemoryIsAvailable) {

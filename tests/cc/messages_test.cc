@@ -4,6 +4,7 @@
 
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tf_smb {
@@ -24,12 +25,13 @@ Request OpenOf(const std::string& name) {
 }
 
 std::vector<Request> AllRequests() {
-  std::vector<Request> requests = {OpenOf("run/0"), {}, {}, {}};
+  std::vector<Request> requests = {OpenOf("run/0"), {}, {}, {}, OpenOf("run/1")};
   requests[1].type = MessageType::kAttach;
   requests[1].segment_name = "run/0";
   requests[2].type = MessageType::kFree;
   requests[2].segment_name = "";
   requests[3].type = MessageType::kList;
+  requests[4].open.sparse = true;
   return requests;
 }
 
@@ -42,7 +44,7 @@ Reply FullReply() {
 }
 
 TEST(MessagesTest, RequestBytesAreFrozen) {
-  const std::string header("\x01\x00\x00\x00\x00\x00\x00\x00", 8);
+  const std::string header("\x01\x00\x00\x00\x01\x00\x00\x00", 8);
   EXPECT_EQ(EncodeRequest(OpenOf("run")),
             header + std::string("\x01"
                                  "\x03\x00\x00\x00"
@@ -59,6 +61,9 @@ TEST(MessagesTest, RequestBytesAreFrozen) {
                                  "\x02\x00\x00\x00\x00\x00\x00\x00"
                                  "\x03\x00\x00\x00\x00\x00\x00\x00",
                                  51));
+  Request sparse = OpenOf("run");
+  sparse.open.sparse = true;
+  EXPECT_EQ(EncodeRequest(sparse), EncodeRequest(OpenOf("run")) + "\x01");
   const std::vector<Request> all = AllRequests();
   EXPECT_EQ(EncodeRequest(all[1]), header + std::string("\x02\x05\x00\x00\x00run/0", 10));
   EXPECT_EQ(EncodeRequest(all[2]), header + std::string("\x03\x00\x00\x00\x00", 5));
@@ -66,7 +71,7 @@ TEST(MessagesTest, RequestBytesAreFrozen) {
 }
 
 TEST(MessagesTest, ReplyBytesAreFrozen) {
-  EXPECT_EQ(EncodeReply(FullReply()), std::string("\x01\x00\x00\x00\x00\x00\x00\x00\x80"
+  EXPECT_EQ(EncodeReply(FullReply()), std::string("\x01\x00\x00\x00\x01\x00\x00\x00\x80"
                                                   "\x02\x00\x00\x00"
                                                   "\x0d\x00\x00\x00"
                                                   "no such thing"
@@ -93,7 +98,8 @@ TEST(MessagesTest, RequestsRoundTrip) {
     EXPECT_EQ(again->open.job_id, request.open.job_id);
     EXPECT_EQ(again->open.num_workers, request.open.num_workers);
     EXPECT_EQ(again->open.on_existing, request.open.on_existing);
-    EXPECT_EQ(again->open.layout.num_elements(), request.open.layout.num_elements());
+    EXPECT_EQ(again->open.sparse, request.open.sparse);
+    EXPECT_EQ(again->open.layout.size_bytes(), request.open.layout.size_bytes());
   }
 }
 
@@ -116,10 +122,14 @@ TEST(MessagesTest, RepliesRoundTripEveryCode) {
 TEST(MessagesTest, EveryTruncationIsRefused) {
   for (const Request& request : AllRequests()) {
     const std::string bytes = EncodeRequest(request);
-    for (size_t length = 0; length < bytes.size(); ++length) {
+    // The last field of an open request came with protocol 1.1, and may be missing.
+    const size_t shortest = bytes.size() - (request.open.sparse ? 1 : 0);
+    for (size_t length = 0; length < shortest; ++length) {
       EXPECT_EQ(DecodeRequest(bytes.substr(0, length)).status().code(), StatusCode::kDataLoss);
     }
-    EXPECT_EQ(DecodeRequest(bytes + '\0').status().code(), StatusCode::kDataLoss);
+    EXPECT_TRUE(DecodeRequest(bytes.substr(0, shortest)).ok());
+    EXPECT_EQ(DecodeRequest(bytes + std::string(2, '\0')).status().code(),
+              StatusCode::kDataLoss);
   }
   const std::string bytes = EncodeReply(FullReply());
   for (size_t length = 0; length < bytes.size(); ++length) {
@@ -162,10 +172,11 @@ TEST(MessagesTest, OtherMajorVersionNamesTheSideToUpgrade) {
   bytes[4] = 7;
   const Status newer = DecodeRequest(bytes).status();
   EXPECT_EQ(newer.code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(newer.message(), "the peer speaks protocol 2.7, this side 1.0: upgrade this side");
+  EXPECT_EQ(newer.message(),
+            "the peer speaks protocol 2.7, this side 1.1: upgrade this side [SMB-E021]");
   bytes[0] = 0;
   EXPECT_EQ(DecodeRequest(bytes).status().message(),
-            "the peer speaks protocol 0.7, this side 1.0: upgrade the peer");
+            "the peer speaks protocol 0.7, this side 1.1: upgrade the peer [SMB-E021]");
 }
 
 TEST(MessagesTest, NewerMinorVersionIsUnderstood) {
@@ -177,13 +188,13 @@ TEST(MessagesTest, NewerMinorVersionIsUnderstood) {
 TEST(MessagesTest, UnknownValuesAreNamed) {
   std::string bytes = EncodeRequest(AllRequests()[3]);
   bytes[8] = 77;
-  EXPECT_EQ(DecodeRequest(bytes).status().message(), "unknown request type 77");
-  EXPECT_EQ(DecodeReply(bytes).status().message(), "a message is not a reply");
+  EXPECT_EQ(DecodeRequest(bytes).status().message(), "unknown request type 77 [SMB-E023]");
+  EXPECT_EQ(DecodeReply(bytes).status().message(), "a message is not a reply [SMB-E024]");
   bytes[8] = static_cast<char>(128);
   EXPECT_EQ(DecodeRequest(bytes).status().code(), StatusCode::kDataLoss);
   std::string reply = EncodeReply(Reply());
   reply[9] = 12;
-  EXPECT_EQ(DecodeReply(reply).status().message(), "a reply has status code 12");
+  EXPECT_EQ(DecodeReply(reply).status().message(), "a reply has status code 12 [SMB-E026]");
 }
 
 TEST(MessagesTest, LongTextIsCutNotLost) {
@@ -193,6 +204,22 @@ TEST(MessagesTest, LongTextIsCutNotLost) {
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again->status.code(), StatusCode::kNotFound);
   EXPECT_EQ(again->status.message(), std::string(64 * 1024, 'x'));
+}
+
+TEST(MessagesTest, StatusesHaveTheScopeOfTheirCode) {
+  Reply reply;
+  for (const auto& [status, scope] : {std::make_pair(AbortedError("why"), FailureScope::kLease),
+                                      {UnavailableError("why"), FailureScope::kConnection},
+                                      {NotFoundError("why"), FailureScope::kCall}}) {
+    reply.status = status;
+    EXPECT_EQ(DecodeReply(EncodeReply(reply))->status.scope(), scope);
+  }
+}
+
+TEST(MessagesTest, TypeOfAnyMessage) {
+  EXPECT_EQ(*MessageTypeOf(EncodeReply(Reply())), 128);
+  EXPECT_EQ(*MessageTypeOf(EncodeRequest(AllRequests()[1])), 2);
+  EXPECT_EQ(MessageTypeOf("short").status().code(), StatusCode::kDataLoss);
 }
 
 TEST(MessagesTest, NamesHaveLimits) {

@@ -140,6 +140,33 @@ TEST_F(RobustMutexTest, ExcludesProcesses) {
 TEST_F(RobustMutexTest, DamagedMemoryIsBroken) {
   std::memset(static_cast<void*>(&shared_->mutex), 0x5a, sizeof(shared_->mutex));
   EXPECT_EQ(shared_->mutex.TryLock(), LockOutcome::kBroken);
+  EXPECT_EQ(shared_->mutex.LockUntil(Deadline::After(kLongSeconds)), LockOutcome::kBroken);
+  EXPECT_FALSE(Holds(LockOutcome::kBroken));
+}
+
+// Any kind but the one that Init gives, some of which the C library would abort at.
+TEST_F(RobustMutexTest, EveryOtherKindIsBroken) {
+  const int kind = shared_->mutex.kind();
+  char* const bytes = reinterpret_cast<char*>(&shared_->mutex);
+  size_t at = 0;
+  while (at < sizeof(shared_->mutex) && std::memcmp(bytes + at, &kind, sizeof(kind)) != 0) ++at;
+  ASSERT_LE(at + sizeof(kind), sizeof(shared_->mutex));
+  for (int other = -1; other < 1024; ++other) {
+    if (other == kind) continue;
+    std::memcpy(bytes + at, &other, sizeof(other));
+    ASSERT_EQ(shared_->mutex.TryLock(), LockOutcome::kBroken) << other;
+  }
+  std::memcpy(bytes + at, &kind, sizeof(kind));
+  EXPECT_EQ(shared_->mutex.TryLock(), LockOutcome::kLocked);
+  shared_->mutex.Unlock();
+}
+
+// A lock word that names a thread which holds nothing: a wait with an end.
+TEST_F(RobustMutexTest, ForgedHolderIsBusyUntilTheDeadline) {
+  const int forged = getpid();
+  std::memcpy(static_cast<void*>(&shared_->mutex), &forged, sizeof(forged));
+  EXPECT_EQ(shared_->mutex.TryLock(), LockOutcome::kBusy);
+  EXPECT_EQ(shared_->mutex.LockUntil(Deadline::After(0.02)), LockOutcome::kBusy);
 }
 #endif
 

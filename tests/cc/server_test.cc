@@ -19,7 +19,7 @@ std::string UniqueAddress() {
 class ServerTest : public testing::Test {
  protected:
   void SetUp() override {
-    Result<std::unique_ptr<Server>> server = Server::Start({UniqueAddress(), 10.0});
+    Result<std::unique_ptr<Server>> server = Server::Start({UniqueAddress(), 10.0, ""});
     ASSERT_TRUE(server.ok()) << server.status().message();
     server_ = std::move(server).value();
   }
@@ -168,17 +168,17 @@ TEST_F(ServerTest, BadRequestsCreateNothing) {
 
 TEST_F(ServerTest, OneServerAnAddress) {
   const std::string address = server_->address();
-  const Status status = Server::Start({address, 10.0}).status();
+  const Status status = Server::Start({address, 10.0, ""}).status();
   EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
   EXPECT_NE(status.message().find(address), std::string::npos);
   server_.reset();
-  EXPECT_TRUE(Server::Start({address, 10.0}).ok());  // nothing was left behind
+  EXPECT_TRUE(Server::Start({address, 10.0, ""}).ok());  // nothing was left behind
 }
 
 TEST(ServerStartTest, BadAddresses) {
-  EXPECT_EQ(Server::Start({"nowhere", 10.0}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(Server::Start({"ftp://x", 10.0}).status().code(), StatusCode::kInvalidArgument);
-  const Status status = Server::Start({"shm://" + std::string(200, 'x'), 10.0}).status();
+  EXPECT_EQ(Server::Start({"nowhere", 10.0, ""}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Server::Start({"ftp://x", 10.0, ""}).status().code(), StatusCode::kInvalidArgument);
+  const Status status = Server::Start({"shm://" + std::string(200, 'x'), 10.0, ""}).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("longer than"), std::string::npos);
 }

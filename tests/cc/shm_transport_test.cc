@@ -57,7 +57,7 @@ bool WaitUntil(const std::function<bool()>& condition) {
 }
 
 std::unique_ptr<Server> StartServer(const std::string& name) {
-  Result<std::unique_ptr<Server>> server = Server::Start({"shm://" + name, 10.0});
+  Result<std::unique_ptr<Server>> server = Server::Start({"shm://" + name, 10.0, ""});
   EXPECT_TRUE(server.ok()) << server.status().message();
   return std::move(server).value();
 }
@@ -192,8 +192,8 @@ TEST(ShmTransportTest, OpenAttachListFree) {
   ASSERT_TRUE(third.ok());
 
   std::vector<float> values = {1, 2, 3, 4, 5}, read(5);
-  ASSERT_TRUE((*first)->Write({values.data()}, Long()).ok());
-  ASSERT_TRUE((*second)->Read({read.data()}, Long()).ok());
+  ASSERT_TRUE((*first)->Write({{0, 0, 5, values.data()}}, Long(), nullptr).ok());
+  ASSERT_TRUE((*second)->Read({{0, 0, 5, read.data()}}, Long(), nullptr).ok());
   EXPECT_EQ(read, values);
   const Result<std::vector<SegmentSummary>> list = connection->List(Long());
   ASSERT_TRUE(list.ok());
@@ -213,8 +213,8 @@ TEST(ShmTransportTest, SegmentOutlivesItsServer) {
   server.reset();
   EXPECT_EQ(connection->List(Long()).status().code(), StatusCode::kUnavailable);
   std::vector<float> values = {1, 2, 3, 4, 5}, read(5);
-  EXPECT_TRUE(link->Write({values.data()}, Long()).ok());
-  EXPECT_TRUE(link->Read({read.data()}, Long()).ok());
+  EXPECT_TRUE(link->Write({{0, 0, 5, values.data()}}, Long(), nullptr).ok());
+  EXPECT_TRUE(link->Read({{0, 0, 5, read.data()}}, Long(), nullptr).ok());
   EXPECT_EQ(read, values);
 }
 

@@ -68,12 +68,42 @@ TEST(StatusTest, CodesAndNamesAreFrozen) {
 }
 
 TEST(StatusTest, ErrnoKeepsItsText) {
-  EXPECT_EQ(ErrnoError(ENOSPC, "cannot reserve").code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(ErrnoError(EACCES, "x").code(), StatusCode::kPermissionDenied);
-  EXPECT_EQ(ErrnoError(EPIPE, "x").code(), StatusCode::kUnavailable);
-  EXPECT_EQ(ErrnoError(EADDRINUSE, "x").code(), StatusCode::kAlreadyExists);
-  EXPECT_EQ(ErrnoError(ENOTTY, "x").code(), StatusCode::kInternal);
-  EXPECT_EQ(ErrnoError(ENOENT, "cannot open").message(), "cannot open: No such file or directory");
+  EXPECT_EQ(ErrnoError(ENOSPC, "x", "[SMB-E999]").code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrnoError(EACCES, "x", "[SMB-E999]").code(), StatusCode::kPermissionDenied);
+  EXPECT_EQ(ErrnoError(EPIPE, "x", "[SMB-E999]").code(), StatusCode::kUnavailable);
+  EXPECT_EQ(ErrnoError(EADDRINUSE, "x", "[SMB-E999]").code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(ErrnoError(ENOTTY, "x", "[SMB-E999]").code(), StatusCode::kInternal);
+  EXPECT_EQ(ErrnoError(ENOENT, "cannot open", "[SMB-E999]").message(),
+            "cannot open: No such file or directory [SMB-E999]");
+}
+
+// They travel in replies: frozen.
+TEST(StatusTest, ScopesAndNamesAreFrozen) {
+  const char* const names[] = {"call", "connection", "lease", "server"};
+  for (int scope = 0; scope < 4; ++scope) {
+    EXPECT_STREQ(FailureScopeName(static_cast<FailureScope>(scope)), names[scope]);
+  }
+  EXPECT_STREQ(FailureScopeName(static_cast<FailureScope>(4)), "unknown");
+}
+
+TEST(StatusTest, ScopeIsWhatTheCodeUsuallyMeans) {
+  EXPECT_EQ(Status().scope(), FailureScope::kCall);
+  EXPECT_EQ(UnavailableError("m").scope(), FailureScope::kConnection);
+  EXPECT_EQ(AbortedError("m").scope(), FailureScope::kLease);
+  for (const Status& status : {InvalidArgumentError("m"), NotFoundError("m"), DataLossError("m"),
+                               DeadlineExceededError("m"), InternalError("m")}) {
+    EXPECT_EQ(status.scope(), FailureScope::kCall);
+  }
+  EXPECT_EQ(ErrnoError(ECONNREFUSED, "x", "[SMB-E999]").scope(), FailureScope::kConnection);
+}
+
+TEST(StatusTest, WithScopeKeepsTheRest) {
+  const Status lost = DataLossError("m").WithScope(FailureScope::kServer);
+  EXPECT_EQ(lost.scope(), FailureScope::kServer);
+  EXPECT_EQ(lost.code(), StatusCode::kDataLoss);
+  EXPECT_EQ(lost.message(), "m");
+  EXPECT_TRUE(Status().WithScope(FailureScope::kServer).ok());
+  EXPECT_EQ(Status().WithScope(FailureScope::kServer).scope(), FailureScope::kCall);
 }
 
 Result<std::string> Twice(Result<std::string> text) {

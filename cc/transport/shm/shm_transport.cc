@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "cc/box/segment_data.h"
 #include "cc/common/mutex.h"
-#include "cc/transport/shm/shm_exchange.h"
 #include "cc/transport/shm/unix_socket.h"
 
 namespace tf_smb {
@@ -24,22 +24,47 @@ namespace {
 // How long a peer may take over one message once it began it.
 constexpr double kMessageSeconds = 10.0;
 
+// Memory is memory: nothing to be done.
+class ShmMemoryRegion : public MemoryRegion {
+ public:
+  ShmMemoryRegion(void* data, uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  void* data() const override { return data_; }
+  uint64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  void* const data_;
+  const uint64_t size_bytes_;
+};
+
 class ShmSegmentLink : public SegmentLink {
  public:
-  explicit ShmSegmentLink(std::unique_ptr<Segment> segment) : segment_(std::move(segment)) {}
+  ShmSegmentLink(std::string server, std::unique_ptr<Segment> segment)
+      : server_(std::move(server)), segment_(std::move(segment)) {}
 
   SegmentControl* control() override { return segment_.get(); }
-  Status Read(const std::vector<float*>& values, const Deadline& deadline) override {
-    return ReadCenter(*segment_, values, deadline);
+  Status Read(const std::vector<Span>& spans, const Deadline& deadline,
+              ThreadPool* pool) override {
+    return ReadCenter(segment_.get(), spans, deadline, pool);
   }
-  Status Write(const std::vector<const float*>& values, const Deadline& deadline) override {
-    return WriteCenter(segment_.get(), values, deadline);
+  Status Write(const std::vector<ConstSpan>& spans, const Deadline& deadline,
+               ThreadPool* pool) override {
+    return WriteCenter(segment_.get(), spans, deadline, pool);
   }
-  Result<ExchangeReport> Exchange(const ExchangeRequest& request, ThreadPool* pool) override {
-    return ExchangeCenter(segment_.get(), request, pool);
+  Result<UpdateReport> Update(const UpdateRequest& request, ThreadPool* pool) override {
+    return UpdateCenter(segment_.get(), request, pool);
+  }
+  Status Axpy(double scale, SegmentLink* source, const Deadline& deadline) override {
+    auto* const other = dynamic_cast<ShmSegmentLink*>(source);
+    if (other == nullptr || other->server_ != server_) {
+      return InvalidArgumentError("segment '" + source->control()->name() +
+                                  "' is not of shm://" + server_ + ", as '" + segment_->name() +
+                                  "' is: both must be of one server [SMB-E122]");
+    }
+    return tf_smb::Axpy(segment_.get(), scale, other->segment_.get(), deadline);
   }
 
  private:
+  const std::string server_;
   const std::unique_ptr<Segment> segment_;
 };
 
@@ -81,12 +106,15 @@ class ShmConnection : public Connection {
     TF_SMB_ASSIGN_OR_RETURN(Reply reply, Call(request, &fd, deadline));
     return std::move(reply.segments);
   }
+  Result<std::unique_ptr<MemoryRegion>> Register(void* data, uint64_t size_bytes) override {
+    return std::unique_ptr<MemoryRegion>(new ShmMemoryRegion(data, size_bytes));
+  }
 
  private:
-  static Result<std::unique_ptr<SegmentLink>> MakeLink(UniqueFd fd) {
-    if (!fd.valid()) return DataLossError("the server's reply came without a segment");
+  Result<std::unique_ptr<SegmentLink>> MakeLink(UniqueFd fd) const {
+    if (!fd.valid()) return DataLossError("the server's reply came without a segment [SMB-E120]");
     TF_SMB_ASSIGN_OR_RETURN(std::unique_ptr<Segment> segment, Segment::Map(std::move(fd)));
-    return std::unique_ptr<SegmentLink>(new ShmSegmentLink(std::move(segment)));
+    return std::unique_ptr<SegmentLink>(new ShmSegmentLink(name_, std::move(segment)));
   }
 
   Result<Reply> Call(const Request& request, UniqueFd* fd, const Deadline& deadline)
@@ -250,11 +278,20 @@ Viability ShmTransport::IsViable() const {
   return {false, std::string("memfd_create: ") + std::strerror(errno)};
 }
 
+Capabilities ShmTransport::capabilities() const {
+  Capabilities capabilities;
+  capabilities.shared_memory = true;
+  capabilities.one_sided_read = true;
+  capabilities.one_sided_write = true;
+  capabilities.registration = true;
+  return capabilities;
+}
+
 Result<std::unique_ptr<Listener>> ShmTransport::Listen(const Address& address,
                                                        RequestHandler* handler) {
   UniqueFd stop_event(eventfd(0, EFD_CLOEXEC));
   UniqueFd done_event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!stop_event.valid() || !done_event.valid()) return ErrnoError(errno, "eventfd");
+  if (!stop_event.valid() || !done_event.valid()) return ErrnoError(errno, "eventfd", "[SMB-E121]");
   TF_SMB_ASSIGN_OR_RETURN(UniqueFd socket, ListenUnix(address.target));
   return std::unique_ptr<Listener>(
       new ShmListener(address.target, std::move(socket), std::move(stop_event),

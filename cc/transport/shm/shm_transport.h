@@ -14,6 +14,7 @@ class ShmTransport : public Transport {
  public:
   const char* scheme() const override { return "shm"; }
   Viability IsViable() const override;
+  Capabilities capabilities() const override;
   Result<std::unique_ptr<Listener>> Listen(const Address& address,
                                            RequestHandler* handler) override;
   Result<std::unique_ptr<Connection>> Connect(const Address& address,

@@ -30,7 +30,7 @@ Result<UnixAddress> MakeAddress(const std::string& name) {
     return InvalidArgumentError("the name in shm://" + name + " is longer than " +
                                 std::to_string(sizeof(result.address.sun_path) - 1 -
                                                (path.size() - name.size())) +
-                                " bytes");
+                                " bytes [SMB-E103]");
   }
   std::memcpy(result.address.sun_path + 1, path.data(), path.size());
   result.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
@@ -47,8 +47,10 @@ Status WaitReady(int socket, short events, const Deadline& deadline) {
     pollfd entry = {socket, events, 0};
     const int ready = poll(&entry, 1, deadline.RemainingMillis());
     if (ready > 0) return Status::Ok();
-    if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll");
-    if (deadline.Expired()) return DeadlineExceededError("the server did not answer in time");
+    if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll", "[SMB-E104]");
+    if (deadline.Expired()) {
+      return DeadlineExceededError("the server did not answer in time [SMB-E105]");
+    }
   }
 }
 
@@ -65,10 +67,10 @@ Status ReceiveBytes(int socket, char* data, size_t size, UniqueFd* fd, const Dea
     // Not sizeof(control): its padding has room for a second descriptor, to be leaked.
     message.msg_controllen = CMSG_LEN(sizeof(int));
     const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got == 0) return UnavailableError("the peer closed the connection");
+    if (got == 0) return UnavailableError("the peer closed the connection [SMB-E106]");
     if (got < 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
-      return ErrnoError(errno, "recvmsg");
+      return ErrnoError(errno, "recvmsg", "[SMB-E107]");
     }
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
          header = CMSG_NXTHDR(&message, header)) {
@@ -87,14 +89,15 @@ Status ReceiveBytes(int socket, char* data, size_t size, UniqueFd* fd, const Dea
 Result<UniqueFd> ListenUnix(const std::string& name) {
   TF_SMB_ASSIGN_OR_RETURN(const UnixAddress address, MakeAddress(name));
   UniqueFd socket = NewSocket();
-  if (!socket.valid()) return ErrnoError(errno, "socket");
+  if (!socket.valid()) return ErrnoError(errno, "socket", "[SMB-E108]");
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
     if (errno == EADDRINUSE) {
-      return AlreadyExistsError("a server of this user already listens at shm://" + name);
+      return AlreadyExistsError("a server of this user already listens at shm://" + name +
+                                " [SMB-E109]");
     }
-    return ErrnoError(errno, "cannot listen at shm://" + name);
+    return ErrnoError(errno, "cannot listen at shm://" + name, "[SMB-E110]");
   }
-  if (listen(socket.get(), SOMAXCONN) != 0) return ErrnoError(errno, "listen");
+  if (listen(socket.get(), SOMAXCONN) != 0) return ErrnoError(errno, "listen", "[SMB-E111]");
   return socket;
 }
 
@@ -102,18 +105,18 @@ Result<UniqueFd> ConnectUnix(const std::string& name, const Deadline& deadline) 
   TF_SMB_ASSIGN_OR_RETURN(const UnixAddress address, MakeAddress(name));
   for (;;) {
     UniqueFd socket = NewSocket();
-    if (!socket.valid()) return ErrnoError(errno, "socket");
+    if (!socket.valid()) return ErrnoError(errno, "socket", "[SMB-E108]");
     if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address),
                 address.size) == 0) {
       TF_SMB_RETURN_IF_ERROR(CheckPeerUser(socket.get()));
       return socket;
     }
     if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
-      return ErrnoError(errno, "cannot connect to shm://" + name);
+      return ErrnoError(errno, "cannot connect to shm://" + name, "[SMB-E112]");
     }
     if (deadline.Expired()) {
       return UnavailableError("no server of this user listens at shm://" + name +
-                              " on this host: is 'tf-smb run' still running?");
+                              " on this host: is 'tf-smb run' still running? [SMB-E113]");
     }
     poll(nullptr, 0, std::min(20, deadline.RemainingMillis()));
   }
@@ -123,18 +126,19 @@ Status CheckPeerUser(int socket) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return ErrnoError(errno, "SO_PEERCRED");
+    return ErrnoError(errno, "SO_PEERCRED", "[SMB-E115]");
   }
   if (peer.uid == geteuid()) return Status::Ok();
   return PermissionDeniedError("the peer runs as user " + std::to_string(peer.uid) +
-                               ", this process as user " + std::to_string(geteuid()));
+                               ", this process as user " + std::to_string(geteuid()) +
+                               " [SMB-E116]");
 }
 
 Status SendFrame(int socket, std::string_view bytes, int fd, const Deadline& deadline) {
   if (bytes.size() > kMaxFrameBytes) {
     return InvalidArgumentError("a message of " + std::to_string(bytes.size()) +
                                 " bytes is longer than " + std::to_string(kMaxFrameBytes) +
-                                ": the model has too many variables");
+                                ": the model has too many variables [SMB-E117]");
   }
   Encoder encoder;
   encoder.PutU32(static_cast<uint32_t>(bytes.size()));
@@ -160,7 +164,7 @@ Status SendFrame(int socket, std::string_view bytes, int fd, const Deadline& dea
     const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
-      return ErrnoError(errno, "sendmsg");
+      return ErrnoError(errno, "sendmsg", "[SMB-E118]");
     }
     done += static_cast<size_t>(sent);
   }
@@ -175,7 +179,7 @@ Result<Frame> ReceiveFrame(int socket, const Deadline& deadline) {
   const uint32_t length = Decoder(std::string_view(length_bytes, 4)).GetU32();
   if (length > kMaxFrameBytes) {
     return DataLossError("a frame says it has " + std::to_string(length) + " bytes, more than " +
-                         std::to_string(kMaxFrameBytes));
+                         std::to_string(kMaxFrameBytes) + " [SMB-E119]");
   }
   frame.bytes.resize(length);
   TF_SMB_RETURN_IF_ERROR(
