@@ -131,7 +131,8 @@ def _share_arrays(
     total = _num_samples(x)
     if total < num_workers:
         raise InvalidArgumentError(
-            f"{total} training samples are fewer than {num_workers} workers: start at most {total}"
+            f"{total} training samples are fewer than {num_workers} workers: start at most "
+            f"{total} [SMB-E420]"
         )
     rows = slice(worker_index, None, num_workers)
     return Share(

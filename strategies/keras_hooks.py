@@ -111,5 +111,5 @@ def refuse_jit_compile(model: keras.Model) -> None:
     raise FailedPreconditionError(
         f"model '{model.name}' is compiled with jit_compile=True, and XLA cannot hold the "
         "exchange: add callbacks=[tf_smb.callbacks.ExchangeAtBatchEnd()] to fit, or compile with "
-        "jit_compile=False"
+        "jit_compile=False [SMB-E417]"
     )

@@ -38,11 +38,14 @@ def mirrored_variables(model: keras.Model) -> list[Any]:
         if dtype != "float32":
             raise FailedPreconditionError(
                 f"variable '{variable.path}' is {dtype}; this version of tf_smb mirrors float32 "
-                "weights only: mixed precision (a policy such as 'mixed_bfloat16') keeps them so"
+                "weights only: mixed precision (a policy such as 'mixed_bfloat16') keeps them so "
+                "[SMB-E418]"
             )
         variables.append(variable)
     if not variables:
-        raise FailedPreconditionError(f"model '{model.name}' has no float weights to train")
+        raise FailedPreconditionError(
+            f"model '{model.name}' has no float weights to train [SMB-E419]"
+        )
     return variables
 
 

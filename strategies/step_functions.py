@@ -31,7 +31,8 @@ def training_model(function: Callable[..., Any]) -> keras.Model | None:
         return None
     raise InvalidArgumentError(
         f"SMBStrategy.run cannot tell whether {getattr(inner, '__name__', inner)!r} trains a "
-        "model: in a custom loop call your step function itself, and strategy.step(model) after it"
+        "model: in a custom loop call your step function itself, and strategy.step(model) after it "
+        "[SMB-E416]"
     )
 
 

@@ -112,12 +112,13 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         if self._server_address is None and self._num_workers > 1:
             raise InvalidArgumentError(
                 f"num_workers is {self._num_workers}, but no server is given that they could "
-                "share: start them with 'tf-smb run', or give server= (or TF_SMB_SERVER)"
+                "share: start them with 'tf-smb run', or give server= (or TF_SMB_SERVER) "
+                "[SMB-E410]"
             )
         if self._worker_index >= self._num_workers:
             raise InvalidArgumentError(
                 f"worker_index must be below num_workers, which is {self._num_workers}, got "
-                f"{self._worker_index}"
+                f"{self._worker_index} [SMB-E411]"
             )
 
     # --- Who we are ---
@@ -199,7 +200,7 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
             if not model.built:
                 raise FailedPreconditionError(
                     f"model '{model.name}' is not built, so it has no weights yet: call it once, "
-                    "or model.build(input_shape), inside 'with strategy.scope():'"
+                    "or model.build(input_shape), inside 'with strategy.scope():' [SMB-E412]"
                 )
             self._started_mirror(model)
             self.mirror(model).segment.set_training(True)
@@ -280,7 +281,8 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         if model is None:
             if len(self._mirrors) != 1:
                 raise InvalidArgumentError(
-                    f"this strategy has {len(self._mirrors)} models in the box: say which one"
+                    f"this strategy has {len(self._mirrors)} models in the box: say which one "
+                    "[SMB-E413]"
                 )
             model = next(iter(self._mirrors))
         if model not in self._mirrors:
@@ -328,14 +330,15 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
         if model.distribute_strategy is not self:
             raise FailedPreconditionError(
                 f"model '{model.name}' was made outside strategy.scope(), so its weights are not "
-                "in the box: make it, and compile it, inside 'with strategy.scope():'"
+                "in the box: make it, and compile it, inside 'with strategy.scope():' [SMB-E414]"
             )
         optimizer = _optimizer_of(model)
         made_in = getattr(optimizer, "_distribution_strategy", self)
         if optimizer is not None and made_in is not self:
             raise FailedPreconditionError(
                 f"the optimizer '{optimizer.name}' of model '{model.name}' was made outside "
-                "strategy.scope(): make it, and compile the model, inside 'with strategy.scope():'"
+                "strategy.scope(): make it, and compile the model, inside 'with strategy.scope():' "
+                "[SMB-E415]"
             )
 
     @property
@@ -383,10 +386,13 @@ class SMBStrategy(tf.distribute.OneDeviceStrategy):
 
 def _release(segment: Segment, client: Client) -> None:
     """Gives a segment's memory back when its model is gone from the last worker."""
-    segment.detach()
-    if not segment.live_workers():
-        with contextlib.suppress(Error):
-            client.free(segment.name)
+    with contextlib.suppress(Error):  # detached already, or no server any more
+        name = segment.name
+        segment.leave()
+        is_last = not segment.live_workers()
+        segment.detach()
+        if is_last:
+            client.free(name)
 
 
 def _default_device() -> str:

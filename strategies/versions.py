@@ -23,14 +23,15 @@ def check_versions(tensorflow_version: str, keras_version: str, keras_backend: s
     if _numbers(tensorflow_version) < OLDEST_TENSORFLOW:
         raise FailedPreconditionError(
             f"tf_smb needs TensorFlow 2.16 or newer, found {tensorflow_version}: "
-            "pip install -U tensorflow"
+            "pip install -U tensorflow [SMB-E400]"
         )
     if _numbers(keras_version) < OLDEST_KERAS:
         raise FailedPreconditionError(
-            f"tf_smb needs Keras 3.8 or newer, found {keras_version}: pip install -U 'keras>=3.8'"
+            f"tf_smb needs Keras 3.8 or newer, found {keras_version}: "
+            "pip install -U 'keras>=3.8' [SMB-E401]"
         )
     if keras_backend != "tensorflow":
         raise FailedPreconditionError(
             "tf_smb needs Keras on its TensorFlow backend, found "
-            f"KERAS_BACKEND={keras_backend}: unset it, or set it to tensorflow"
+            f"KERAS_BACKEND={keras_backend}: unset it, or set it to tensorflow [SMB-E402]"
         )

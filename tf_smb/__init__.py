@@ -22,8 +22,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tf_smb import errors
-from tf_smb.box import Client, Member, Segment, Server
-from tf_smb.rules import DeltaAveraging, ElasticAveraging, ExchangeRule
+from tf_smb.box import Client, Lock, Member, Round, Segment, Server, Variable
+from tf_smb.rules import DeltaAveraging, ElasticAveraging, ExchangeRule, ReadThenAccumulate
 
 if TYPE_CHECKING:
     from tf_smb import callbacks
@@ -36,10 +36,14 @@ __all__ = [
     "DeltaAveraging",
     "ElasticAveraging",
     "ExchangeRule",
+    "Lock",
     "Member",
+    "ReadThenAccumulate",
+    "Round",
     "SMBStrategy",
     "Segment",
     "Server",
+    "Variable",
     "callbacks",
     "errors",
 ]

@@ -33,7 +33,7 @@ class ExchangeAtBatchEnd(keras.callbacks.Callback):
         if not hasattr(self.model.distribute_strategy, "mirror"):
             raise FailedPreconditionError(
                 f"ExchangeAtBatchEnd: model '{self.model.name}' was not made inside "
-                "'with tf_smb.SMBStrategy().scope():'"
+                "'with tf_smb.SMBStrategy().scope():' [SMB-E335]"
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,14 +1,22 @@
 """The exceptions of tf_smb: one class for each code of the C++ core's Status.
 
-Every message is one sentence for people. Programs tell errors apart by class; nobody
-needs to look at the text.
+Every message is one sentence for people. Programs tell errors apart by class, and by `scope`
+what to make anew before trying again; nobody needs to look at the text.
 """
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Any error that tf_smb raises about its use or its surroundings."""
+    """Any error that tf_smb raises about its use or its surroundings.
+
+    Attributes:
+        scope: What has to be made anew before another try can go better: "call" (nothing: the
+            same call with other values, or later), "connection" (connect again), "lease" (join
+            again) or "server" (it, or its segment, is lost: start it, seed again).
+    """
+
+    scope: str = "call"
 
 
 class InvalidArgumentError(Error, ValueError):
@@ -42,13 +50,17 @@ class DeadlineExceededError(Error, TimeoutError):
 class UnavailableError(Error, ConnectionError):
     """The server cannot be reached."""
 
+    scope = "connection"
+
 
 class DataLossError(Error):
     """Bytes that cannot be what was written: a damaged segment or message."""
 
 
 class AbortedError(Error):
-    """This worker was fenced: its lease lapsed, and it has to join again."""
+    """This worker was fenced, or its lock lapsed: what it held is no longer its own."""
+
+    scope = "lease"
 
 
 class InternalError(Error):
@@ -71,6 +83,8 @@ _BY_CODE: dict[str, type[Error]] = {
 }
 
 
-def from_status(code: str, message: str) -> Error:
+def from_status(code: str, message: str, scope: str) -> Error:
     """Returns the exception for a Status of the core: the one map from codes to classes."""
-    return _BY_CODE.get(code, InternalError)(message)
+    error = _BY_CODE.get(code, InternalError)(message)
+    error.scope = scope
+    return error

@@ -33,7 +33,7 @@ def _library() -> Any:
     except (tf.errors.NotFoundError, OSError) as error:
         raise FailedPreconditionError(
             f"the op library of tf_smb does not load in TensorFlow {tf.__version__} "
-            f"(it needs 2.16 or newer): {error}"
+            f"(it needs 2.16 or newer): {error} [SMB-E336]"
         ) from None
 
 

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import NamedTuple
 
 from tf_smb.errors import InvalidArgumentError
+
+_NAMES = (
+    "tf_smb.DeltaAveraging(...), tf_smb.ElasticAveraging(...) or tf_smb.ReadThenAccumulate(...)"
+)
 
 
 def _check_period(communication_period: int) -> None:
@@ -19,7 +24,7 @@ def _check_period(communication_period: int) -> None:
     ):
         raise InvalidArgumentError(
             "communication_period must be an integer number of steps from 1 to 1000000000, got "
-            f"{communication_period!r}"
+            f"{communication_period!r} [SMB-E290]"
         )
 
 
@@ -30,13 +35,30 @@ def _check_rate(name: str, value: float, highest: float, or_none: str = "") -> N
         or not 0 < value <= highest  # false for NaN
     ):
         raise InvalidArgumentError(
-            f"{name} must be a number above 0 and at most {highest:g}{or_none}, got {value!r}"
+            f"{name} must be a number above 0 and at most {highest:g}{or_none}, got {value!r} "
+            "[SMB-E291]"
         )
+
+
+class CoreRule(NamedTuple):
+    """A rule as the C++ core takes it.
+
+    Attributes:
+        kind: "elastic" or "delta".
+        rate: Of the move.
+        per_worker: Whether the rate is divided by the live workers.
+        atomic: Whether both sides of a chunk move at once; else the center is read whole first.
+    """
+
+    kind: str
+    rate: float
+    per_worker: bool
+    atomic: bool = True
 
 
 @dataclass(frozen=True)
 class ExchangeRule:
-    """What every rule has: the period. Use `ElasticAveraging` or `DeltaAveraging`.
+    """What every rule has: the period. Use one of its subclasses.
 
     Attributes:
         communication_period: Local steps between two exchanges (tau in the papers; H in
@@ -48,9 +70,9 @@ class ExchangeRule:
     def __post_init__(self) -> None:
         _check_period(self.communication_period)
 
-    def core_rule(self) -> tuple[str, float, bool]:
-        """Returns kind, rate and "divide the rate by the live workers", for the C++ core."""
-        raise TypeError("ExchangeRule is a base class: use ElasticAveraging or DeltaAveraging")
+    def core_rule(self) -> CoreRule:
+        """Returns the rule for the C++ core."""
+        raise TypeError(f"ExchangeRule is a base class: use {_NAMES}")
 
 
 @dataclass(frozen=True)
@@ -84,11 +106,11 @@ class ElasticAveraging(ExchangeRule):
         if self.moving_rate is not None:
             _check_rate("moving_rate", self.moving_rate, 1.0, ", or None")
 
-    def core_rule(self) -> tuple[str, float, bool]:
-        """Returns kind, rate and "divide the rate by the live workers", for the C++ core."""
+    def core_rule(self) -> CoreRule:
+        """Returns the rule for the C++ core."""
         if self.moving_rate is None:
-            return ("elastic", 0.9, True)
-        return ("elastic", float(self.moving_rate), False)
+            return CoreRule("elastic", 0.9, per_worker=True)
+        return CoreRule("elastic", float(self.moving_rate), per_worker=False)
 
 
 @dataclass(frozen=True)
@@ -122,9 +144,54 @@ class DeltaAveraging(ExchangeRule):
         super().__post_init__()
         _check_rate("gain", self.gain, 2.0)
 
-    def core_rule(self) -> tuple[str, float, bool]:
-        """Returns kind, rate and "divide the rate by the live workers", for the C++ core."""
-        return ("delta", float(self.gain), True)
+    def core_rule(self) -> CoreRule:
+        """Returns the rule for the C++ core."""
+        return CoreRule("delta", float(self.gain), per_worker=True)
+
+
+@dataclass(frozen=True)
+class ReadThenAccumulate(ExchangeRule):
+    """SEASGD as in the ShmCaffe paper: read the center, move, then add to the center.
+
+    Every `communication_period` steps the worker reads the whole center g into g', and then, with
+    d = a (x - g'): `x <- x - d; g <- g + d`. Between the read and the addition other workers may
+    move the center, so nobody's pull is measured from the same g, and p workers in step pull it p
+    times as far as one: **it is stable only for moving_rate < 2 / (p + 1) with p workers in
+    step**; beyond it center and workers swing around each other ever more widely.
+    `ElasticAveraging`, which moves both sides at once, has no such bound. This rule is here to
+    compare with the paper.
+
+    A worker alone copies its weights into the center, as with the other rules.
+
+    Source: SEASGD in ShmCaffe (Ahn, Kim, Lim, Kang, Choi 2018, ICDCS), which is EASGD (Zhang,
+    Choromanska, LeCun 2015, arXiv:1412.6651, algorithm 1) on a shared memory box.
+
+    Attributes:
+        communication_period: Local steps between two exchanges (update interval in ShmCaffe).
+        moving_rate: a, above 0 and at most 1.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+
+    Example:
+        >>> ReadThenAccumulate(moving_rate=0.1)
+        ReadThenAccumulate(communication_period=1, moving_rate=0.1)
+    """
+
+    communication_period: int = 1
+    moving_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_rate("moving_rate", self.moving_rate, 1.0)
+
+    def core_rule(self) -> CoreRule:
+        """Returns the rule for the C++ core."""
+        return CoreRule("elastic", float(self.moving_rate), per_worker=False, atomic=False)
+
+    def is_stable(self, num_workers: int) -> bool:
+        """Whether so many workers in step come to rest: moving_rate < 2 / (num_workers + 1)."""
+        return self.moving_rate * (num_workers + 1) < 2
 
 
 def default_rule() -> ExchangeRule:
@@ -140,8 +207,6 @@ def check_rule(rule: ExchangeRule | None) -> ExchangeRule:
     """
     if rule is None:
         return default_rule()
-    if not isinstance(rule, ElasticAveraging | DeltaAveraging):
-        raise InvalidArgumentError(
-            f"rule must be tf_smb.ElasticAveraging(...) or tf_smb.DeltaAveraging(...), got {rule!r}"
-        )
+    if not isinstance(rule, ElasticAveraging | DeltaAveraging | ReadThenAccumulate):
+        raise InvalidArgumentError(f"rule must be {_NAMES}, got {rule!r} [SMB-E292]")
     return rule

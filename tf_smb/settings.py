@@ -148,6 +148,13 @@ SETTINGS: dict[str, Setting] = {
             "Threads of an exchange. 0: one for each core of this process, at most 4.",
         ),
         Setting(
+            "finite_check",
+            _choice("before", "during"),
+            "'before' or 'during'",
+            "before",
+            "When an exchange looks for NaN and Inf: 'before' it moves anything, or 'during'.",
+        ),
+        Setting(
             "start_timeout_s",
             _seconds,
             "a number of seconds above 0",
@@ -186,4 +193,6 @@ def resolve(name: str, argument: Any = None, environment: Mapping[str, str] | No
     try:
         return setting.parse(value)
     except (ValueError, TypeError, OverflowError):
-        raise InvalidArgumentError(f"{source} must be {setting.accepted}, got {value!r}") from None
+        raise InvalidArgumentError(
+            f"{source} must be {setting.accepted}, got {value!r} [SMB-E295]"
+        ) from None

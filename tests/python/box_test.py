@@ -1,15 +1,21 @@
 """`Server`, `Client` and `Segment`, in one process."""
 
+import ast
+import json
+import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from children import wait_until
 
 import tf_smb
-from tf_smb import Client, ElasticAveraging, Server, box
+from tf_smb import Client, ElasticAveraging, Segment, Server, _smb, box
 from tf_smb.errors import (
+    AbortedError,
     AlreadyExistsError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -73,6 +79,22 @@ def test_bad_leases(lease_s):
     assert repr(lease_s) in str(caught.value)
 
 
+def test_segments_of_a_folder_are_files(tmp_path):
+    with Server(directory=tmp_path) as server:
+        assert server.refused_files == []
+        segment = Client(server.address).create("run", LAYOUT)
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+        segment.write(zeros(3))
+        assert b"kernel" in path.read_bytes()
+
+
+@pytest.mark.parametrize("directory", ["", b"/tmp", 5, True])
+def test_bad_folders(directory):
+    with pytest.raises(InvalidArgumentError, match="directory must be the path of a folder, got "):
+        Server(directory=directory)
+
+
 def test_closed_server_says_so_and_its_segments_live_on(server, client, segment):
     segment.start(zeros(1))
     server.close()
@@ -102,7 +124,7 @@ def test_create_join_attach_free(client):
         assert segment.name == "run"
         assert segment.job_id == "job-1"
         assert segment.num_workers == 3
-        assert segment.variables == LAYOUT
+        assert segment.variables == [(*variable, "float32") for variable in LAYOUT]
         assert segment.version == 0
         assert not segment.seeded
         assert not segment.joined
@@ -161,7 +183,7 @@ def test_bad_names(client, name):
     "variable",
     [
         ("w",),
-        ("w", (2,), 3),
+        ("w", (2,), "float32", 3),
         "w",
         5,
         (5, (2,)),
@@ -245,6 +267,141 @@ def test_detaching_twice_and_in_a_with_block(client):
     segment.detach()
     with pytest.raises(FailedPreconditionError):
         segment.exchange(zeros())
+
+
+def _mappings():
+    """The segments that this process has mapped."""
+    with open("/proc/self/maps") as maps:
+        return {line.split()[4] for line in maps if "/memfd:tf_smb" in line}
+
+
+def test_detaching_gives_the_memory_up(server, client):
+    client.segments()  # the server has accepted the connection
+    before, files = _mappings(), len(os.listdir("/proc/self/fd"))
+    segments = [client.create("run", LAYOUT), client.create("run", LAYOUT)]
+    held = _mappings()
+    client.free("run")
+    for segment in segments:
+        segment.join()
+    segments[0].detach()
+    assert segments[1].live_workers() == [1]
+    segments[1].detach()
+    assert held > before
+    assert _mappings() == before
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == files)
+
+
+AFTER_DETACH = {
+    **{
+        name: lambda s, name=name: getattr(s, name)
+        for name, value in vars(Segment).items()
+        if isinstance(value, property)
+    },
+    "accumulate": lambda s: s.accumulate(zeros()),
+    "accumulate_slice": lambda s: s.accumulate_slice(0, 0, zeros()[1]),
+    "average": lambda s: s.average(zeros()),
+    "axpy": lambda s: s.axpy(1, s),
+    "barrier": lambda s: s.barrier([0]),
+    "exchange": lambda s: s.exchange(zeros()),
+    "join": lambda s: s.join(),
+    "leave": lambda s: s.leave(),
+    "leave_unless_last": lambda s: s.leave_unless_last(),
+    "live_workers": lambda s: s.live_workers(),
+    "lock": lambda s: s.lock(),
+    "meet": lambda s: s.meet(zeros()),
+    "members": lambda s: s.members(),
+    "raise_last_error": lambda s: s.raise_last_error(),
+    "read": lambda s: s.read(),
+    "read_into": lambda s: s.read_into(zeros()),
+    "read_slice": lambda s: s.read_slice(0, 0, 1),
+    "rebase": lambda s: s.rebase(zeros()),
+    "set_rule": lambda s: s.set_rule(None),
+    "set_training": lambda s: s.set_training(True),
+    "start": lambda s: s.start(zeros()),
+    "stats": lambda s: s.stats(),
+    "status": lambda s: s.status(),
+    "wait": lambda s: s.wait(0),
+    "wait_version": lambda s: s.wait_version(0),
+    "write": lambda s: s.write(zeros()),
+    "write_slice": lambda s: s.write_slice(0, 0, zeros()[1]),
+}
+
+
+def test_every_use_after_detach_is_refused(client):
+    public = {name for name in vars(Segment) if not name.startswith("_")}
+    assert set(AFTER_DETACH) == public - {"detach"}
+    segment = client.create("run", LAYOUT)
+    segment.join()
+    lock = segment.lock()
+    other = client.create("run", LAYOUT)
+    segment.detach()
+    for name, use in {**AFTER_DETACH, "release": lambda s: lock.release()}.items():
+        with pytest.raises(FailedPreconditionError, match="segment 'run' is detached"):
+            use(segment)
+            pytest.fail(f"used {name}")
+    with pytest.raises(FailedPreconditionError, match="segment 'run' is detached"):
+        other.axpy(1, segment)
+    assert other.lock_holder is None
+
+
+def test_detaching_while_another_thread_uses_it(client):
+    a, b = client.create("run", LAYOUT), client.create("run", LAYOUT)
+    a.join(0)
+    b.join(1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(a.barrier, [0, 1], timeout_s=60)
+        threading.Event().wait(0.1)
+        a.detach()
+        with pytest.raises((AbortedError, FailedPreconditionError)):
+            waiting.result(60)
+    assert b.live_workers() == [1]
+
+
+def test_status_is_json(server, client):
+    layout = [("w", (300, 300), "bfloat16"), ("n", (), "int64")]
+    segment = client.create("run", layout, num_workers=3)
+    idle = json.loads(json.dumps(segment.status()))
+    assert idle == {
+        "name": "run",
+        "job_id": "job-1",
+        "version": 0,
+        "center_bytes": 360_000 + 64,
+        "num_chunks": 2,
+        "lease_s": 10.0,
+        "num_workers": 3,
+        "num_live": 0,
+        "live": [],
+        "seeded": False,
+        "rounds_closed": 0,
+        "lock_holder": None,
+        "members": [],
+        "variables": [
+            {"name": "w", "shape": [300, 300], "dtype": "bfloat16"},
+            {"name": "n", "shape": [], "dtype": "int64"},
+        ],
+    }
+    gone = client.create("run", layout)
+    gone.join(4)
+    gone.leave()
+    arrays = [np.zeros((300, 300), np.float32), np.array(1)]
+    segment.start(arrays, 1, timeout_s=0.1, announce=lambda line: None)
+    segment.average(arrays, steps=7)
+    segment.set_training(True)
+    with segment.lock():
+        busy = json.loads(json.dumps(segment.status()))
+    assert {key: value for key, value in busy.items() if idle[key] != value} == {
+        "version": 2,
+        "num_live": 1,
+        "live": [1],
+        "seeded": True,
+        "rounds_closed": 1,
+        "lock_holder": 1,
+        "members": busy["members"],
+    }
+    worker, other = busy["members"]
+    assert (worker["worker_index"], worker["state"], worker["steps"]) == (1, "live", 7)
+    assert (worker["process_id"], worker["training"]) == (os.getpid(), True)
+    assert (other["worker_index"], other["state"]) == (4, "left")
 
 
 def test_only_the_last_one_stays(client):
@@ -376,6 +533,61 @@ def test_not_finite_is_refused_and_moves_nothing(client, segment, bad):
         segment.raise_last_error()
     segment.exchange(zeros())
     segment.raise_last_error()
+
+
+@pytest.fixture
+def two_of_40_mb(client):
+    """Makes two workers of a 40 MB model; the first one, its arrays, and where it starts."""
+    alive = []
+
+    def make(**options):
+        layout = [("first", (4_000_000,)), ("second", (6_000_000,))]
+        start = [np.full(shape, 1, np.float32) for _, shape in layout]
+        for _ in range(2):
+            alive.append(client.create("large", layout, **options))
+            alive[-1].start([array.copy() for array in start], rule=ElasticAveraging())
+        arrays = [np.full(shape, 2, np.float32) for _, shape in layout]
+        arrays[1][-1] = np.nan
+        return alive[0], arrays, start
+
+    return make
+
+
+@pytest.mark.parametrize("use", ["exchange", "average", "accumulate"])
+def test_one_bad_element_of_a_large_model_moves_nothing(two_of_40_mb, use):
+    segment, arrays, start = two_of_40_mb(finite_check="before")
+    before = [array.copy() for array in arrays]
+    with pytest.raises(InvalidArgumentError, match=r"'second' float32\[6000000\].*NaN or Inf"):
+        getattr(segment, use)(arrays)
+    for center, expected in zip(segment.read(), start, strict=True):
+        assert center.tobytes() == expected.tobytes()
+    for array, expected in zip(arrays, before, strict=True):
+        assert array.tobytes() == expected.tobytes()
+    assert segment.version == 1
+    arrays[1][-1] = 3
+    assert segment.exchange(arrays) == "moved"
+
+
+def test_finite_check_during_an_exchange(two_of_40_mb, monkeypatch):
+    monkeypatch.setenv("TF_SMB_FINITE_CHECK", "during")
+    segment, arrays, start = two_of_40_mb()
+    with pytest.raises(InvalidArgumentError, match=r"'second' float32\[6000000\].*NaN or Inf"):
+        segment.exchange(arrays)
+    center = segment.read()
+    assert all(np.isfinite(array).all() for array in center)
+    assert center[1][-1] == 1  # what would have been NaN was left alone
+    assert set(np.unique(center[0])) <= {np.float32(1), np.float32(1.45)}
+
+
+@pytest.mark.parametrize("finite_check", ["", "after", True, 0])
+def test_bad_finite_checks(client, segment, finite_check):
+    for call in (
+        lambda: client.create("other", LAYOUT, finite_check=finite_check),
+        lambda: client.attach("run", finite_check=finite_check),
+    ):
+        with pytest.raises(InvalidArgumentError, match="finite_check must be 'before' or 'during'"):
+            call()
+    assert len(client.segments()) == 1
 
 
 def test_exchange_needs_a_member(segment):
@@ -553,5 +765,17 @@ def test_meeting_needs_a_member(segment):
 
 def test_public_names():
     assert tf_smb.Server is Server
-    for name in ("Client", "Server", "Segment", "Member"):
+    for name in ("Client", "Lock", "Member", "Round", "Segment", "Server", "Variable"):
         assert name in tf_smb.__all__
+        assert getattr(tf_smb, name) is getattr(box, name)
+
+
+def test_stub_is_of_the_native_module():
+    tree = ast.parse(Path(box.__file__).with_name("_smb.pyi").read_text())
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert functions | set(classes) == {name for name in vars(_smb) if not name.startswith("_")}
+    for name, node in classes.items():
+        stubs = {entry.name for entry in node.body} - {"__init__"}
+        native = {entry for entry in vars(getattr(_smb, name)) if not entry.startswith("_")}
+        assert stubs == native

@@ -21,6 +21,7 @@ GOOD = [
     ("end_timeout_s", np.float32(2.5), 2.5),
     ("end_timeout_s", 1e-9, 1e-9),
     ("on_existing", "resume", "resume"),
+    ("finite_check", "during", "during"),
     ("data", "replicate", "replicate"),
     ("final", "local", "local"),
     ("exchange", "off", "off"),
@@ -43,6 +44,7 @@ BAD = [
     *(("run_name", value) for value in TEXTS),
     *(("server", value) for value in TEXTS),
     *(("on_existing", value) for value in CHOICES),
+    *(("finite_check", value) for value in ["", "Before", "after", True]),
     *(("data", value) for value in ["Shard", 1]),
     *(("final", value) for value in ["both", 1]),
     *(("exchange", value) for value in ["yes", True, False]),
@@ -61,7 +63,8 @@ def test_refused_with_value_and_range(name, value):
     with pytest.raises(InvalidArgumentError) as caught:
         settings.resolve(name, value, {})
     message = str(caught.value)
-    assert message == f"{name} must be {settings.SETTINGS[name].accepted}, got {value!r}"
+    accepted = settings.SETTINGS[name].accepted
+    assert message == f"{name} must be {accepted}, got {value!r} [SMB-E295]"
 
 
 @pytest.mark.parametrize("name", settings.SETTINGS)
