@@ -1,4 +1,4 @@
-"""The command line: `tf-smb run`, `tf-smb bench`, `tf-smb version`.
+"""The command line: `tf-smb run`, `serve`, `ls`, `stat`, `rm`, `bench`, `version`.
 
 Exit codes: 0; 2 for a command line that cannot be right, which is told in one sentence; for
 `run`, see its `--help`.
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tf_smb import __version__, compare, launcher
+from tf_smb import __version__, compare, inspection, launcher, serve
 from tf_smb.errors import Error, InvalidArgumentError
 from tf_smb.launch_setup import LaunchOptions
 from tf_smb.settings import MAX_WORKERS
@@ -28,6 +28,10 @@ _USAGE = f"""\
 usage: tf-smb COMMAND ...
 
   run      train with several workers on this machine: {_EXAMPLE}
+  serve    lend memory to processes that are started on their own
+  ls       the segments of this user's servers on this host
+  stat     one segment: workers, version, variables
+  rm       free a segment
   bench    measure exchanges
   version  what is installed
 
@@ -62,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         seen = "no command" if name is None else f"no command {name!r}"
         known = ", ".join(_COMMANDS)
-        print(f"tf-smb: {seen}: use one of {known}, as in {_EXAMPLE}", file=sys.stderr)
+        print(f"tf-smb: {seen}: use one of {known}, as in {_EXAMPLE} [SMB-E308]", file=sys.stderr)
         return _BAD_USAGE
     return _guarded(f"tf-smb {name}", command, arguments[1:])
 
@@ -110,13 +114,17 @@ def _run(arguments: Sequence[str]) -> int:
     before, command = _split_at_dashes(arguments)
     if command is None and not {"-h", "--help"} & set(before):
         seen = f", got: {' '.join(before)}" if before else ""
-        raise InvalidArgumentError(f"-- must stand before the command, as in {_EXAMPLE}{seen}")
+        raise InvalidArgumentError(
+            f"-- must stand before the command, as in {_EXAMPLE}{seen} [SMB-E300]"
+        )
     parsed, unknown = parser.parse_known_args(before)
     if unknown:
         what = "unknown option" if unknown[0].startswith("-") else "before -- can only be options:"
-        raise InvalidArgumentError(f"{what} {unknown[0]!r}; tf-smb run --help lists them")
+        raise InvalidArgumentError(
+            f"{what} {unknown[0]!r}; tf-smb run --help lists them [SMB-E301]"
+        )
     if parsed.json and not parsed.compare:
-        raise InvalidArgumentError("--json goes with --compare")
+        raise InvalidArgumentError("--json goes with --compare [SMB-E302]")
     options = LaunchOptions(
         command=command or [],
         num_workers=parsed.num_workers,
@@ -195,7 +203,7 @@ def _run_parser() -> _Parser:
 def _num_workers(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
         raise argparse.ArgumentTypeError(
-            f"must be an integer from 1 to {MAX_WORKERS}, got {text!r}"
+            f"must be an integer from 1 to {MAX_WORKERS}, got {text!r} [SMB-E303]"
         )
     return int(text)
 
@@ -206,8 +214,90 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 to 86400, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be seconds from 0 to 86400, got {text!r} [SMB-E304]"
+        )
     return seconds
+
+
+# --- serve, ls, stat, rm ---
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="tf-smb serve",
+        description="Lends memory as segments until SIGTERM or Ctrl-C. Workers find it by "
+        "TF_SMB_SERVER=shm://NAME or server='shm://NAME'.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--name", required=True, help="the server is shm://NAME, for this user's processes")
+    add("--transport", choices=("shm",), default="shm", help="shm: shared memory, on this host")
+    add(
+        "--lease-seconds",
+        type=_lease_seconds,
+        default=10.0,
+        metavar="S",
+        help="a worker that is silent for so long is dropped (default: 10)",
+    )
+    add(
+        "--dir",
+        default=serve.DEFAULT_DIRECTORY,
+        help="where segments are files, which a server of the same name takes over after a crash "
+        f"(default: {serve.DEFAULT_DIRECTORY})",
+    )
+    parsed = parser.parse_args(arguments)
+    if not os.path.isdir(parsed.dir):
+        raise InvalidArgumentError(f"--dir must be a folder, got {parsed.dir!r} [SMB-E305]")
+    return serve.serve(
+        serve.ServeOptions(f"{parsed.transport}://{parsed.name}", parsed.lease_seconds, parsed.dir)
+    )
+
+
+def _lease_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(
+            f"must be seconds from 0.1 to 3600, got {text!r} [SMB-E306]"
+        )
+    return seconds
+
+
+def _segment_parser(command: str, description: str, takes_name: bool) -> _Parser:
+    parser = _Parser(prog=f"tf-smb {command}", description=description, allow_abbrev=False)
+    if takes_name:
+        parser.add_argument("name", metavar="NAME", help="the segment's")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="shm://NAME (default: all of this user's on this host)"
+    )
+    return parser
+
+
+def _ls(arguments: Sequence[str]) -> int:
+    parser = _segment_parser("ls", "Lists segments, and what crashed servers left.", False)
+    parser.add_argument("--json", action="store_true", help="as one JSON array")
+    parsed = parser.parse_args(arguments)
+    inspection.print_list(parsed.server, parsed.json)
+    return 0
+
+
+def _stat(arguments: Sequence[str]) -> int:
+    parser = _segment_parser("stat", "Shows a segment: workers, version, variables.", True)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parsed = parser.parse_args(arguments)
+    inspection.print_status(parsed.name, parsed.server, parsed.json)
+    return 0
+
+
+def _rm(arguments: Sequence[str]) -> int:
+    parser = _segment_parser("rm", "Frees a segment, or removes what a crashed server left.", True)
+    parser.add_argument("--force", action="store_true", help="also with live workers on it")
+    parsed = parser.parse_args(arguments)
+    inspection.remove(parsed.name, parsed.server, parsed.force)
+    return 0
 
 
 # --- bench, version ---
@@ -219,7 +309,7 @@ def _bench(arguments: Sequence[str]) -> int:
 
 def _version(arguments: Sequence[str]) -> int:
     if arguments:
-        raise InvalidArgumentError(f"takes no arguments, got {arguments[0]!r}")
+        raise InvalidArgumentError(f"takes no arguments, got {arguments[0]!r} [SMB-E307]")
     versions = [f"tf_smb {__version__}", f"Python {platform.python_version()}"]
     for package in ("tensorflow", "tensorflow-cpu", "keras", "numpy"):
         try:
@@ -230,7 +320,15 @@ def _version(arguments: Sequence[str]) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "bench": _bench, "version": _version}
+_COMMANDS = {
+    "run": _run,
+    "serve": _serve,
+    "ls": _ls,
+    "stat": _stat,
+    "rm": _rm,
+    "bench": _bench,
+    "version": _version,
+}
 
 
 if __name__ == "__main__":
