@@ -169,6 +169,23 @@ test-tf216-run: wheel .venv-tf216/.created
 	  -p no:cacheprovider --junitxml=$(CURDIR)/$(RESULTS)/tf216-fit.xml -k fit_in_many_ways \
 	  ../tests/integration/strategy_test.py
 
+# --- Longer -------------------------------------------------------------------
+
+SOAK_FLAGS ?= --kills 2000
+.PHONY: soak
+soak: package ## Kills workers at random, for minutes; prints its seed (SOAK_FLAGS)
+	$(BIN)/python tests/soak/soak.py $(SOAK_FLAGS)
+
+FUZZ_SECONDS ?= 600
+.PHONY: fuzz
+fuzz: package ## libFuzzer on headers, control blocks and messages, FUZZ_SECONDS each
+	$(call need,command -v clang++,clang)
+	$(call cmake_build,fuzz,-DTF_SMB_BUILD_TESTS=OFF -DTF_SMB_BUILD_PACKAGE=OFF -DTF_SMB_BUILD_FUZZERS=ON -DCMAKE_CXX_COMPILER=clang++)
+	@for subject in segment messages; do found=build/fuzz/found/$$subject; mkdir -p $$found; \
+	  build/fuzz/$${subject}_fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+	    -artifact_prefix=$$found- $$found tests/fuzz/corpus/$$subject || exit 1; \
+	done
+
 # --- Whole runs --------------------------------------------------------------
 
 .PHONY: check
@@ -209,9 +226,9 @@ demo: package build/plain/.created ## Two workers train on digits; the export lo
 	cd build && plain/bin/python ../examples/load_export.py $(CURDIR)/$(DEMO_OUT) $(DEMO_DATA)
 
 .PHONY: bench
-bench: package ## Measures the exchange and writes docs/benchmarks.md
+bench: package ## Measures all that the box does and writes docs/benchmarks.md
 	$(call need,command -v mpicc,openmpi-bin libopenmpi-dev)
-	$(BIN)/tf-smb bench exchange $(BENCH_FLAGS) --markdown docs/benchmarks.md
+	$(BIN)/tf-smb bench all $(BENCH_FLAGS)
 
 .PHONY: clean
 clean: ## Removes what was built; the environments stay (rm -r .venv*)

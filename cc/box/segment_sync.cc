@@ -47,7 +47,8 @@ std::vector<uint32_t> Segment::MissingLocked(const BarrierEntry& barrier) const 
   for (const MemberSlot& member : UsedSlots()) {
     const uint32_t worker = member.worker_index.load();
     if (worker >= kMaxWorkers) continue;
-    if (member.state.load() != static_cast<uint32_t>(MemberState::kFree)) Insert(&been_here, worker);
+    const bool free = member.state.load() == static_cast<uint32_t>(MemberState::kFree);
+    if (!free) Insert(&been_here, worker);
     if (IsLive(member)) Insert(&live, worker);
   }
   std::vector<uint32_t> missing;

@@ -271,8 +271,8 @@ TEST(AttachedSegmentLargeTest, NotFiniteNeverReachesTheCenter) {
   ASSERT_TRUE(other->Join(1).ok());
   std::vector<float> x(5 << 20, 1.0f), center(5 << 20);
   x.back() = std::numeric_limits<float>::quiet_NaN();
-  const auto outcome = segment->Exchange(WholeSpans(segment->layout(), std::vector<const void*>{x.data()}), {x.data()},
-                                         MoveOutput::kValue, 1);
+  const auto outcome =
+      segment->Exchange({{0, 0, 5 << 20, x.data()}}, {x.data()}, MoveOutput::kValue, 1);
   EXPECT_EQ(outcome.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(outcome.status().message().find("'kernel'"), std::string::npos);
   ASSERT_TRUE(segment->Read({{0, 0, 5 << 20, center.data()}}, Deadline::After(10.0)).ok());
@@ -598,13 +598,46 @@ TEST_F(AttachedSegmentTest, InterruptedAverageCanBeMadeAgain) {
   ASSERT_TRUE(result.ok()) << result.status().message();
   EXPECT_TRUE(b.AllEqual(6.0f));  // its share had been in
   std::thread other([&] {
-    EXPECT_TRUE(b.segment->Average(b.const_spans(), b.pointers(), 1.0, 1, Within(kLongSeconds)).ok());
+    EXPECT_TRUE(
+        b.segment->Average(b.const_spans(), b.pointers(), 1.0, 1, Within(kLongSeconds)).ok());
   });
   result = a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(kLongSeconds));
   other.join();
   ASSERT_TRUE(result.ok()) << result.status().message();
   EXPECT_EQ(result->round, 2u);
   EXPECT_TRUE(a.AllEqual(7.0f));
+}
+
+// A stopped process has a chunk: who could not put its share in is told, the others go on
+// with what is in, and it comes to the next round, not to this one again.
+TEST_F(AttachedSegmentTest, ShareThatFailedHoldsUpNobody) {
+  Worker a = Joined(), b = Joined();
+  const RawSegment raw(Raw()->fd());
+  const pid_t holder = Spawn([&raw] {
+    if (!Holds(raw.chunk(1)->mutex.TryLock())) return 1;
+    raise(SIGSTOP);
+    raw.chunk(1)->mutex.Unlock();
+    return 0;
+  });
+  WaitStopped(holder);
+  a.Fill(8.0f);
+  b.Fill(4.0f);
+  const Status status =
+      a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(kLongSeconds)).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("1 chunks of segment 'run/0' stayed locked in round 1"),
+            std::string::npos)
+      << status.message();
+  EXPECT_TRUE(a.AllEqual(8.0f));
+  kill(holder, SIGCONT);
+  EXPECT_EQ(WaitExit(holder), 0);
+  const Result<RoundResult> result =
+      b.segment->Average(b.const_spans(), b.pointers(), 1.0, 1, Within(kLongSeconds));
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->round, 1u);
+  EXPECT_EQ(b.x[0][0], 6.0f);
+  EXPECT_EQ(b.x[1][2], 4.0f);  // in chunk 1
+  EXPECT_EQ(a.segment->Average(a.const_spans(), a.pointers(), 1.0, 1, Within(0.05))->round, 2u);
 }
 
 TEST_F(AttachedSegmentTest, BadSharesAreRefused) {
@@ -695,7 +728,8 @@ TEST_F(AttachedSegmentTest, ForkedChildIsRefusedAndEnds) {
                                 a->segment->Axpy(1.0, b->segment.get(), Long()),
                                 a->segment->SetFiniteCheck(FiniteCheck::kDuring),
                                 a->segment
-                                    ->Average(a->const_spans(), a->pointers(), 1.0, 1, WaitOptions())
+                                    ->Average(a->const_spans(), a->pointers(), 1.0, 1,
+                                              WaitOptions())
                                     .status(),
                                 a->segment->Barrier({0}, WaitOptions()),
                                 a->segment->Lock(1.0, WaitOptions()).status(),

@@ -63,7 +63,9 @@ TEST(DTypeTest, OtherNamesAreNone) {
 
 TEST(DTypeTest, ListNamesThemAll) {
   std::string all;
-  for (const Expected& expected : kAll) all += (all.empty() ? "" : ", ") + std::string(expected.name);
+  for (const Expected& expected : kAll) {
+    all += (all.empty() ? "" : ", ") + std::string(expected.name);
+  }
   EXPECT_EQ(AllDTypeNames(), all);
 }
 

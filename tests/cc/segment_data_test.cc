@@ -37,8 +37,9 @@ Segment* Make(const std::vector<std::vector<int64_t>>& shapes = {{kChunkFloats +
 
 float FromHalf(uint16_t bits) {  // finite ones
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                    : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  const float value = exponent == 0
+                          ? std::ldexp(static_cast<float>(fraction), -24)
+                          : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
   return bits >> 15 != 0 ? -value : value;
 }
 
@@ -122,7 +123,9 @@ struct Arrays {
           std::memcpy(&values[v][at], &value, sizeof(value));
         } else {
           const uint64_t value = (*random)();
-          for (uint64_t i = 0; i < bytes; ++i) values[v][at + i] = static_cast<char>(value >> i % 8 * 8);
+          for (uint64_t i = 0; i < bytes; ++i) {
+            values[v][at + i] = static_cast<char>(value >> (i % 8 * 8));
+          }
         }
       }
     }
@@ -343,7 +346,9 @@ TEST(SpansTest, BadOnesAreRefusedInOneSentence) {
   };
   for (const auto& [spans, text] : bad) {
     std::vector<Span> targets;
-    for (const ConstSpan& span : spans) targets.push_back({span.variable, span.first, span.count, memory});
+    for (const ConstSpan& span : spans) {
+      targets.push_back({span.variable, span.first, span.count, memory});
+    }
     UpdateRequest request;
     request.move.kind = MoveKind::kCopy;
     request.local = spans;
@@ -1206,7 +1211,9 @@ TEST(DeathTest, RandomKillsNeitherTearNorLoseAccumulates) {
     ASSERT_TRUE(Holds(outcome)) << "chunk " << c << " stayed locked";
     const auto* const center = reinterpret_cast<const float*>(segment->center() + c * kChunkBytes);
     const float sum = center[0];
-    for (int64_t i = 0; i < kChunkFloats; ++i) ASSERT_EQ(center[i], sum) << "chunk " << c << " is torn";
+    for (int64_t i = 0; i < kChunkFloats; ++i) {
+      ASSERT_EQ(center[i], sum) << "chunk " << c << " is torn";
+    }
     EXPECT_EQ(sum, std::floor(sum));
     EXPECT_GE(sum, static_cast<float>(shared->completed.load())) << "chunk " << c;
     EXPECT_LE(sum, static_cast<float>(shared->completed.load() + kKills)) << "chunk " << c;

@@ -91,7 +91,7 @@ def test_every_source_is_in_one_bazel_target(bazel):
     for name in bazel:
         for source in bazel.sources(name):
             owners.setdefault(source, []).append(name)
-    folders = ("cc", "tests/cc")
+    folders = ("cc", "tests/cc", "tests/fuzz")
     on_disk = {p.relative_to(ROOT).as_posix() for f in folders for p in (ROOT / f).rglob("*.cc")}
     assert set(owners) == on_disk
     assert {source: names for source, names in owners.items() if len(names) > 1} == {}
