@@ -369,7 +369,7 @@ def _run_once(options: LaunchOptions, report: Path, plain: bool, as_json: bool) 
 
 def _failed(name: str, result: LaunchResult) -> int:
     print(
-        f"tf-smb: nothing to compare: the {name} ended with code {result.exit_code}",
+        f"tf-smb: nothing to compare: the {name} ended with code {result.exit_code} [SMB-E331]",
         file=sys.stderr,
     )
     return result.exit_code
@@ -381,7 +381,7 @@ def _checked_reports(folder: Path) -> tuple[list[WorkerRecords], list[WorkerReco
         if not any(worker.batches for worker in report):
             raise FailedPreconditionError(
                 f"nothing to compare: the {name} left no records; the script must call fit on a "
-                "model made under SMBStrategy.scope()"
+                "model made under SMBStrategy.scope() [SMB-E330]"
             )
     return reports
 

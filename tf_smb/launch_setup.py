@@ -49,7 +49,7 @@ def check_command(command: Sequence[str]) -> None:
     """Raises InvalidArgumentError unless the command can be executed."""
     if not command or not command[0]:
         raise InvalidArgumentError(
-            "no command after --: give one, as in tf-smb run -n 2 -- python train.py"
+            "no command after --: give one, as in tf-smb run -n 2 -- python train.py [SMB-E315]"
         )
     program = command[0]
     if shutil.which(program):
@@ -57,11 +57,11 @@ def check_command(command: Sequence[str]) -> None:
     if os.path.isfile(program):
         raise InvalidArgumentError(
             f"{program!r} is not an executable program: put what runs it before it, as in "
-            f"tf-smb run -n 2 -- python {shlex.quote(program)}"
+            f"tf-smb run -n 2 -- python {shlex.quote(program)} [SMB-E316]"
         )
     where = "" if os.sep in program else " on PATH"
     hint = f" (this Python is {sys.executable})" if program.startswith("python") else ""
-    raise InvalidArgumentError(f"there is no program {program!r}{where}{hint}")
+    raise InvalidArgumentError(f"there is no program {program!r}{where}{hint} [SMB-E317]")
 
 
 @dataclass
@@ -176,5 +176,6 @@ def _make_log_dir(log_dir: str | None, job_id: str) -> Path:
             return path
     except OSError as error:
         raise InvalidArgumentError(
-            f"cannot write log files in {log_dir or tempfile.gettempdir()!r}: {error.strerror}"
+            f"cannot write log files in {log_dir or tempfile.gettempdir()!r}: {error.strerror} "
+            "[SMB-E318]"
         ) from None

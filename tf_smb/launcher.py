@@ -239,7 +239,7 @@ class _Job:
             try:
                 self._start_worker(index)
             except OSError as error:
-                _say(f"cannot start worker {index}: {error.strerror}")
+                _say(f"cannot start worker {index}: {error.strerror} [SMB-E319]")
                 self.failed_to_start = True
                 self._plan_end((0.0, signal.SIGTERM), (self._grace_s, signal.SIGKILL))
                 return

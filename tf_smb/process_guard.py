@@ -248,7 +248,11 @@ def _start(pipe: int, pinned: str, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        print(f"tf-smb: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"tf-smb: cannot run {command[0]!r}: {error.strerror} [SMB-E320]",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(127)
 
 

@@ -86,7 +86,7 @@ def _checked_size(cores_per_worker: str, available: int) -> int:
         size = 0
     if not 1 <= size <= available:
         raise InvalidArgumentError(
-            f"--cores-per-worker must be {accepted}, got {cores_per_worker!r}"
+            f"--cores-per-worker must be {accepted}, got {cores_per_worker!r} [SMB-E310]"
         )
     return size
 
@@ -203,11 +203,12 @@ def _named_gpus(choice: str, present: list[str]) -> list[str]:
     for name in names:
         if not (name.isdecimal() or name.startswith(("GPU-", "MIG-"))):
             raise InvalidArgumentError(
-                f"--gpus must be auto, none, share or GPUs like 0,1, got {choice!r}"
+                f"--gpus must be auto, none, share or GPUs like 0,1, got {choice!r} [SMB-E312]"
             )
         if name.isdecimal() and name not in present:
             raise InvalidArgumentError(
-                f"--gpus names GPU {name}, but the GPUs here are: {', '.join(present) or 'none'}"
+                f"--gpus names GPU {name}, but the GPUs here are: {', '.join(present) or 'none'} "
+                "[SMB-E313]"
             )
     return names
 
@@ -217,7 +218,7 @@ def _too_few_gpus(num_workers: int, gpus: list[str]) -> str:
     return (
         f"{num_workers} workers need a GPU each, but there {'are' if len(gpus) > 1 else 'is'} "
         f"{have}: start fewer workers (-n {len(gpus)}), let them share (--gpus share), or train "
-        "on the CPU (--gpus none)"
+        "on the CPU (--gpus none) [SMB-E311]"
     )
 
 

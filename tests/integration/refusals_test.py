@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -9,12 +10,13 @@ from support import SCRIPTS, launch, run
 
 pytestmark = pytest.mark.slow
 
+ANCHOR = re.compile(r" \[SMB-E\d{3}\]$")
 ALONE = {
     "model_outside": "was made outside strategy.scope()",
     "optimizer_outside": "the optimizer 'adam' of model",
     "jit_compile": "tf_smb.callbacks.ExchangeAtBatchEnd()",
     "bfloat16": "is bfloat16; this version of tf_smb mirrors float32",
-    "diverged": "holds NaN or Inf, so nothing was exchanged",
+    "diverged": "holds NaN or Inf, so nothing of it reached the center",
     "custom_run": "call your step function itself, and strategy.step(model) after it",
     "not_built": "is not built, so it has no weights yet",
     "other_job": "from another job ('another')",
@@ -38,6 +40,7 @@ def test_mistake_of_one_process(mistake):
     assert len(lines) <= 3, done.output
     assert "Traceback" not in done.output
     assert "refused.py:" in lines[-1]  # the user's own line
+    assert ANCHOR.search(lines[-1])
 
 
 def test_different_models():
@@ -64,7 +67,10 @@ def test_fewer_samples_than_workers():
         ),
         ("tf_smb.SMBStrategy(on_existing='maybe')", "on_existing must be 'fail', 'resume' or"),
         ("tf_smb.SMBStrategy(data='split')", "data must be 'shard' or 'replicate', got 'split'"),
-        ("tf_smb.SMBStrategy(rule=10)", "rule must be tf_smb.ElasticAveraging(...) or"),
+        (
+            "tf_smb.SMBStrategy(rule=10)",
+            "rule must be tf_smb.DeltaAveraging(...), tf_smb.ElasticAveraging(...) or",
+        ),
         (
             "tf_smb.SMBStrategy(server='smb://host/x').start(1)",
             "unknown transport 'smb' in smb://host/x; this build has: shm",
@@ -82,4 +88,5 @@ def test_wrong_arguments(code, sentence):
     done = run(sys.executable, "-c", f"import tf_smb\n{code}")
     assert done.code == 1
     assert sentence in done.output.splitlines()[-1]
+    assert ANCHOR.search(done.output.splitlines()[-1])
     assert "Traceback" not in done.output

@@ -205,7 +205,7 @@ def test_compare_needs_records(tmp_path: Path):
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
         "tf-smb run: nothing to compare: the plain run left no records; the script must call fit "
-        "on a model made under SMBStrategy.scope()"
+        "on a model made under SMBStrategy.scope() [SMB-E330]"
     )
 
 

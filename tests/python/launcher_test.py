@@ -186,7 +186,7 @@ def test_too_few_gpus_are_refused_with_the_ways_out(run: Run, tmp_path: Path, nv
     assert result.returncode == 2
     assert result.stderr == (
         "tf-smb run: 3 workers need a GPU each, but there are 2 GPUs (0, 1): start fewer workers "
-        "(-n 2), let them share (--gpus share), or train on the CPU (--gpus none)\n"
+        "(-n 2), let them share (--gpus share), or train on the CPU (--gpus none) [SMB-E311]\n"
     )
     assert not got(tmp_path)
 
@@ -208,7 +208,7 @@ def test_named_gpus(run: Run, tmp_path: Path):
     result = run("-n", "2", "--gpus", "0,1", **visible)
     assert (result.returncode, result.stderr) == (
         2,
-        "tf-smb run: --gpus names GPU 0, but the GPUs here are: 2, 3, 5\n",
+        "tf-smb run: --gpus names GPU 0, but the GPUs here are: 2, 3, 5 [SMB-E313]\n",
     )
     result = run("-n", "2", "--gpus", "all", **visible)
     assert result.returncode == 2 and "got 'all'" in result.stderr

@@ -27,8 +27,10 @@ with tf_smb.Server() as server:
     other = client.attach("model")
     other.join(1)  # two live workers: the rule moves both sides
 
+    handle = segment.handle
+
     def exchange(tensors):
-        outcome, deltas = ops.exchange(segment.handle, tf.constant(7, tf.int64), tensors)
+        outcome, deltas = ops.exchange(handle, tf.constant(7, tf.int64), tensors)
         return outcome, deltas
 
     for run in (exchange, tf.function(exchange)):
@@ -53,7 +55,7 @@ with tf_smb.Server() as server:
         exchange([tf.constant(value) for value in local[:-1]])
         raise AssertionError("the wrong number of variables was accepted")
     except tf.errors.InvalidArgumentError as error:
-        assert "the segment has 5 variables, the op got 4" in str(error)
+        assert "the segment has 5 variables, the op got 4 [SMB-E231]" in str(error)
     bad = [value.copy() for value in local]
     bad[2][3] = np.nan
     try:
@@ -61,13 +63,14 @@ with tf_smb.Server() as server:
         raise AssertionError("NaN was accepted")
     except tf.errors.InvalidArgumentError as error:
         assert "'v2' float32[7] of this worker holds NaN or Inf" in str(error)
+        assert "[SMB-E185]" in str(error)
 
     segment.detach()
     try:
         exchange([tf.constant(value) for value in local])
         raise AssertionError("an exchange after detach was accepted")
-    except tf.errors.FailedPreconditionError:
-        pass
+    except tf.errors.FailedPreconditionError as error:
+        assert "is not attached in this process [SMB-E234]" in str(error)
 
 print(
     "RESULT "
