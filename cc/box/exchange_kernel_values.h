@@ -75,7 +75,8 @@ TF_SMB_INLINE MaskOf<Vector<float>> NotFinite(const Vector<float>& value) {
 TF_SMB_INLINE MaskOf<Vector<double>> NotFinite(const Vector<double>& value) {
   return (BitCast<MaskOf<Vector<double>>>(value) & 0x7ff0000000000000) == 0x7ff0000000000000;
 }
-TF_SMB_INLINE Vector<float> Select(const MaskOf<Vector<float>>& mask, const Vector<float>& where_set,
+TF_SMB_INLINE Vector<float> Select(const MaskOf<Vector<float>>& mask,
+                                   const Vector<float>& where_set,
                                    const Vector<float>& elsewhere) {
   return mask ? where_set : elsewhere;
 }

@@ -114,8 +114,10 @@ Result<uint64_t> Segment::ArriveAtBarrier(const MemberId& member,
   }
   const uint64_t id = barrier->id.load();
   Insert(&barrier->arrived, self);
-  if (MissingLocked(*barrier).empty()) barrier->id.store(0);
-  NotifyChange();
+  if (MissingLocked(*barrier).empty()) {
+    barrier->id.store(0);
+    NotifyChange();  // not at every arrival: nobody can go on before the last one
+  }
   return id;
 }
 

@@ -1,4 +1,4 @@
-"""Measures the exchange against what memory allows and against what others offer.
+"""Measures what the box does against what memory and the kernel allow, and against others.
 
-`tf-smb bench exchange --help` lists the workloads. Nothing here is imported by training.
+`tf-smb bench --help` lists the workloads: a module each. Nothing here is imported by training.
 """

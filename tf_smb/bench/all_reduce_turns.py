@@ -11,10 +11,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from tf_smb.bench import workload
+from tf_smb.bench import model
 from tf_smb.bench.board import Board
+from tf_smb.bench.case import Setup, Turn
+from tf_smb.bench.measuring import CheckFailedError, measure, repeated
 from tf_smb.bench.op_turns import use_cores
-from tf_smb.bench.worker import CheckFailedError, Setup, Turn, measure, timed
 
 
 class AllReduceTurns:
@@ -42,7 +43,7 @@ class AllReduceTurns:
         seeds = range(1, 1 + self._setup.count)
         tensors = [
             tf.constant(array)
-            for array in workload.new_model(turn.params_mb, seed=seeds[self._setup.index])
+            for array in model.new_model(turn.case.params_mb, seed=seeds[self._setup.index])
         ]
 
         def in_replica() -> list[tf.Tensor]:
@@ -55,13 +56,13 @@ class AllReduceTurns:
 
         if turn.check:
             self._check(turn, all_reduce())
-        return {"times": measure(self._board, turn, lambda: {"all_reduce": timed(all_reduce)})}
+        return {"times": measure(self._board, turn, repeated("tf_allreduce", all_reduce))}
 
     def _check(self, turn: Turn, sums: list[tf.Tensor]) -> None:
-        expected = workload.new_model(turn.params_mb, seed=1)
+        expected = model.new_model(turn.case.params_mb, seed=1)
         for index in range(1, self._setup.count):
             for total, part in zip(
-                expected, workload.new_model(turn.params_mb, seed=1 + index), strict=True
+                expected, model.new_model(turn.case.params_mb, seed=1 + index), strict=True
             ):
                 total += part
         for ours, theirs in zip(expected, sums, strict=True):

@@ -1,4 +1,4 @@
-"""The command line of the benchmark: `tf-smb bench exchange`."""
+"""The command line of the benchmark: `tf-smb bench WORKLOAD`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tf_smb.bench import exchange, report
+from tf_smb.bench import model
 from tf_smb.bench.contestants import WrongResultError
 from tf_smb.bench.groups import GroupError
+from tf_smb.bench.report import HOW, Section, format_markdown, format_table
+from tf_smb.bench.result import json_help
+from tf_smb.bench.running import run
+from tf_smb.bench.workload import Options, Workload
+from tf_smb.bench.workloads import WORKLOADS
 from tf_smb.errors import Error
 
 _BAD_USAGE = 2
 _PEERS = ("limit", "mpi", "tf")
+_ALL = "all"
+_DOCUMENT = Path("docs/benchmarks.md")
+_ALL_SUMMARY = f"a standard selection of each, written to {_DOCUMENT}"
 
-_DESCRIPTION = f"""\
-Measures how long workers take to exchange a model with the box, next to what memory allows
-and to what OpenMPI and TensorFlow offer, in one run, in turns.
 
-{report.METHOD}"""
+class _ListFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the names of workloads and what they are on one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=18, width=100)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(_BAD_USAGE, f"{self.prog}: {message}\n")
+
+
+# --- Values ------------------------------------------------------------------
 
 
 def _numbers(text: str, lowest: float, highest: float, whole: bool) -> list[float]:
@@ -45,7 +58,8 @@ def _numbers(text: str, lowest: float, highest: float, whole: bool) -> list[floa
         if not lowest <= number <= highest or (whole and number != int(number)):
             what = "whole numbers" if whole else "numbers"
             raise argparse.ArgumentTypeError(
-                f"must be {what} from {lowest:g} to {highest:g}, separated by commas, got {text!r}"
+                f"must be {what} from {lowest:g} to {highest:g}, separated by commas, got {text!r} "
+                "[SMB-E455]"
             )
         numbers.append(number)
     return numbers
@@ -59,76 +73,147 @@ def _counts(text: str) -> list[int]:
     return [int(number) for number in _numbers(text, 1, 64, whole=True)]
 
 
-def _rounds(text: str) -> int:
-    rounds = _numbers(text, 1, 1000, whole=True)
-    if len(rounds) != 1:
-        raise argparse.ArgumentTypeError(f"must be one number, got {text!r}")
-    return int(rounds[0])
+def _number(lowest: float, highest: float, whole: bool) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        numbers = _numbers(text, lowest, highest, whole)
+        if len(numbers) != 1:
+            raise argparse.ArgumentTypeError(f"must be one number, got {text!r} [SMB-E456]")
+        return int(numbers[0]) if whole else numbers[0]
+
+    return parse
+
+
+def _names(known: Sequence[str], text: str, also: str = "") -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"must be {also}of {', '.join(known)}, separated by commas, got {text!r} [SMB-E457]"
+            )
+    return names
+
+
+def _dtypes(text: str) -> list[str]:
+    return _names(model.DTYPES, text)
 
 
 def _peers(text: str) -> frozenset[str]:
     if text in ("all", "none"):
         return frozenset(_PEERS if text == "all" else ())
-    names = text.split(",")
-    for name in names:
-        if name not in _PEERS:
-            raise argparse.ArgumentTypeError(
-                f"must be all, none, or of {', '.join(_PEERS)}, separated by commas, got {text!r}"
+    return frozenset(_names(_PEERS, text, also="all, none, or "))
+
+
+# --- Options -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option of those workloads that have a default for it."""
+
+    flag: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+
+
+_OPTIONS = {
+    "params_mb": _Option("--params-mb", _sizes, "MB,...", "sizes of the model"),
+    "workers": _Option("--workers", _counts, "N,...", "numbers of workers"),
+    "dtypes": _Option("--dtypes", _dtypes, "NAME,...", f"of {', '.join(model.DTYPES)}"),
+    "threads": _Option(
+        "--threads",
+        _number(0, 64, whole=True),
+        "N",
+        "of an operation on the box; 0: one for each core of the worker",
+    ),
+    "seconds": _Option(
+        "--seconds", _number(0.1, 3600, whole=False), "S", "how long the workers go on"
+    ),
+    "peers": _Option(
+        "--peers", _peers, "NAME,...", f"what to compare with: {', '.join(_PEERS)}; all or none"
+    ),
+}
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return "all"
+    if isinstance(value, tuple):
+        return ",".join(part if isinstance(part, str) else f"{part:g}" for part in value)
+    return f"{value:g}"
+
+
+def _add_common(parser: argparse.ArgumentParser, markdown: Path | None) -> None:
+    parser.add_argument(
+        "--repeats",
+        type=_number(1, 1000, whole=True),
+        metavar="N",
+        help="rounds, in each of which everybody takes a turn "
+        f"(default: {Options.repeats if markdown is None else 'as the selection says'})",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, no table")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        default=markdown,
+        metavar="FILE",
+        help="write the tables to a file too" + (f" (default: {markdown})" if markdown else ""),
+    )
+
+
+def _add_workload(commands: Any, workload: Workload) -> None:
+    parser = commands.add_parser(
+        workload.name,
+        help=workload.summary,
+        description=f"{workload.summary[0].upper()}{workload.summary[1:]}.\n\n"
+        f"{workload.method}\n\n{HOW}",
+        epilog=json_help(workload),
+        formatter_class=_ListFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--transport", choices=["shm"], default="shm", help="how the workers reach the box"
+    )
+    for name, option in _OPTIONS.items():
+        if name in workload.defaults:
+            default = workload.defaults[name]
+            parser.add_argument(
+                option.flag,
+                type=option.parse,
+                default=default,
+                metavar=option.metavar,
+                help=f"{option.help} (default: {_default_text(default)})",
             )
-    return frozenset(names)
+    if "rule" in workload.defaults:
+        parser.add_argument(
+            "--rule",
+            choices=["elastic", "delta"],
+            default="elastic",
+            help="what an exchange computes",
+        )
+    if "peers" in workload.defaults:
+        parser.add_argument(
+            "--skip-op", action="store_true", help="leave out the exchange from TensorFlow"
+        )
+    _add_common(parser, markdown=None)
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="tf-smb bench", description="Benchmarks of tf_smb.")
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="exchange")
-    bench = commands.add_parser(
-        "exchange",
-        help="the exchange of a model with the box",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = _Parser(
+        prog="tf-smb bench",
+        description="Measures the box, and checks what it computes.",
+        epilog="tf-smb bench WORKLOAD --help says how it is measured, and what --json has.",
+        formatter_class=_ListFormatter,
+        allow_abbrev=False,
     )
-    bench.add_argument(
-        "--transport", choices=["shm"], default="shm", help="how the workers reach the box"
-    )
-    bench.add_argument(
-        "--params-mb",
-        type=_sizes,
-        default=[1.0, 10.0, 100.0, 1000.0],
-        metavar="MB,...",
-        help="sizes of the model (default: 1,10,100,1000)",
-    )
-    bench.add_argument(
-        "--workers",
-        type=_counts,
-        default=[1, 2, 4],
-        metavar="N,...",
-        help="numbers of workers (default: 1,2,4)",
-    )
-    bench.add_argument(
-        "--rule", choices=["elastic", "delta"], default="elastic", help="what an exchange computes"
-    )
-    bench.add_argument(
-        "--peers",
-        type=_peers,
-        default=frozenset(_PEERS),
-        metavar="NAME,...",
-        help="limit, mpi, tf; all (the default) or none: what to compare with",
-    )
-    bench.add_argument(
-        "--skip-op", action="store_true", help="leave out the exchange from TensorFlow"
-    )
-    bench.add_argument(
-        "--repeats",
-        type=_rounds,
-        default=5,
-        metavar="N",
-        help="rounds, in each of which everybody takes a turn (default: 5)",
-    )
-    bench.add_argument("--json", action="store_true", help="one JSON object a line, no table")
-    bench.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the table to a file too"
-    )
+    commands = parser.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
+    for workload in WORKLOADS.values():
+        _add_workload(commands, workload)
+    _add_common(commands.add_parser(_ALL, help=_ALL_SUMMARY, description=_ALL_SUMMARY), _DOCUMENT)
     return parser
+
+
+# --- Running -----------------------------------------------------------------
 
 
 @contextmanager
@@ -151,9 +236,13 @@ def main(argv: Sequence[str]) -> int:
         parsed = _make_parser().parse_args(argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else _BAD_USAGE
+    if parsed.markdown is not None and not parsed.markdown.absolute().parent.is_dir():
+        print(f"tf-smb bench: there is no folder for {parsed.markdown} [SMB-E458]", file=sys.stderr)
+        return _BAD_USAGE
     try:
         with _ended_by_sigterm():
-            return _run(parsed, argv)
+            _run(parsed, shlex.join(["tf-smb", "bench", *argv]))
+            return 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as ended:
@@ -163,25 +252,47 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-def _run(parsed: argparse.Namespace, argv: Sequence[str]) -> int:
-    if parsed.markdown is not None and not parsed.markdown.absolute().parent.is_dir():
-        print(f"tf-smb bench: there is no folder for {parsed.markdown}", file=sys.stderr)
-        return _BAD_USAGE
-    options = exchange.Options(
-        params_mb=parsed.params_mb,
-        workers=parsed.workers,
-        rule=parsed.rule,
-        peers=parsed.peers | (frozenset() if parsed.skip_op else {"op"}),
-        rounds=parsed.repeats,
-    )
+def _run(parsed: argparse.Namespace, command: str) -> None:
+    sections: list[Section] = []
+    for workload, options, section_command in _selection(parsed, command):
+        sections.append(_measure(workload, options, section_command, parsed.json))
+        if parsed.markdown is not None:  # after each: the next one may fail, after an hour
+            parsed.markdown.write_text(format_markdown(sections, command))
+
+
+def _selection(parsed: argparse.Namespace, command: str) -> Iterator[tuple[Workload, Options, str]]:
+    """Yields what to measure, and the command that measures just that."""
+    if parsed.workload != _ALL:
+        yield WORKLOADS[parsed.workload], _options(parsed), command
+        return
+    for workload in WORKLOADS.values():
+        for arguments in workload.standard:
+            argv = [workload.name, *arguments]
+            if parsed.repeats is not None:
+                argv += ["--repeats", str(parsed.repeats)]
+            yield (
+                workload,
+                _options(_make_parser().parse_args(argv)),
+                shlex.join(["tf-smb", "bench", *argv]),
+            )
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    workload = WORKLOADS[parsed.workload]
+    values = {name: getattr(parsed, name) for name in workload.defaults}
+    if "peers" in values and not parsed.skip_op:
+        values["peers"] |= {"op"}
+    if parsed.repeats is not None:
+        values["repeats"] = parsed.repeats
+    return Options(**values)
+
+
+def _measure(workload: Workload, options: Options, command: str, as_json: bool) -> Section:
     results = []
-    for result in exchange.run(options):
+    for result in run(workload, options):
         results.append(result)
-        if parsed.json:
+        if as_json:
             print(json.dumps(result.to_json()), flush=True)
-    if not parsed.json:
-        print(report.format_table(results))
-    if parsed.markdown is not None:
-        command = shlex.join(["tf-smb", "bench", *argv])
-        parsed.markdown.write_text(report.format_markdown(results, command))
-    return 0
+    if not as_json:
+        print(f"{command}\n{format_table(workload, results)}", flush=True)
+    return Section(workload, command, results)

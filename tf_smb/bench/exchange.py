@@ -1,193 +1,187 @@
-"""`tf-smb bench exchange`: all contestants in turn, round after round, on one machine."""
+"""`tf-smb bench exchange`: a model's exchange with the box, its limit, and what others offer."""
 
 from __future__ import annotations
 
-import os
-import statistics
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from tf_smb.bench.contestants import Case, Contestant, WorkerGroups, make_contestants
-from tf_smb.bench.groups import GroupError
-from tf_smb.box import Server, new_job_id
-
-# Main results, in the order of the table; a contestant may have more.
-RESULTS = (
-    "exchange",
-    "op_exchange",
-    "limit",
-    "mpi_get_accumulate",
-    "mpi_get_accumulate_shared",
-    "mpi_get_accumulate_default",
-    "mpi_allreduce",
-    "mpi_allreduce_default",
-    "tf_allreduce",
+from tf_smb.bench.case import Case
+from tf_smb.bench.contestants import (
+    Contestant,
+    Samples,
+    WorkerContestant,
+    WorkerGroups,
+    WrongResultError,
+    check_conserved,
+    is_pinned,
 )
-PARTS = ("op_and_apply", "op_update_after", "op_update")
-# Of the available memory, what a turn may use.
-_MEMORY_SHARE = 0.8
+from tf_smb.bench.exchange_turns import CHECKS
+from tf_smb.bench.groups import GroupError
+from tf_smb.bench.mpi import CONTESTS, MpiPeer
+from tf_smb.bench.workload import Column, Options, Ratio, Workload, say
+
+_MPI_ITERATIONS = 10
+_MPI_BUDGET_S = 1.0
+# What rounding to the workers' dtype may make of a sum.
+_SUM_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to measure.
+class Native(WorkerContestant):
+    """`Segment.exchange` on numpy arrays; and the limit, in the same turn."""
 
-    Attributes:
-        params_mb: Model sizes in MB (10^6 bytes of float32).
-        workers: Numbers of workers.
-        rule: "elastic" or "delta".
-        peers: Of "limit", "op", "mpi" and "tf".
-        rounds: How often each contestant takes its turn.
-    """
+    key, role = "exchange", "exchange"
+    required = True
+    arrays_per_worker, arrays_shared = 3.0, 7.0
 
-    params_mb: Sequence[float]
-    workers: Sequence[int]
-    rule: str
-    peers: frozenset[str]
-    rounds: int
+    def __init__(self, groups: WorkerGroups, with_limit: bool) -> None:
+        super().__init__(groups)
+        self.what = "with limit" if with_limit else ""
 
-
-@dataclass
-class Result:
-    """One line: a model size and a number of workers.
-
-    Attributes:
-        case: What was measured.
-        pinned: Whether each worker had a core to itself.
-        samples: Milliseconds by name, one for each iteration.
-        reasons: Why a name has none.
-    """
-
-    case: Case
-    pinned: bool
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def median(self, name: str) -> float | None:
-        """Returns the median in milliseconds, None if it was not measured."""
-        values = self.samples.get(name)
-        return statistics.median(values) if values else None
-
-    def iqr(self, name: str) -> float | None:
-        """Returns the interquartile range in milliseconds; 0 for a single value."""
-        values = self.samples.get(name)
-        if not values:
-            return None
-        if len(values) == 1:
-            return 0.0
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-        return high - low
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the object of `--json`."""
-        line: dict[str, Any] = {
-            "transport": "shm",
-            "rule": self.case.rule,
-            "params_mb": self.case.params_mb,
-            "workers": self.case.workers,
-            "pinned": self.pinned,
-        }
-        for name in (*RESULTS, *PARTS):
-            line[f"{name}_ms"] = _rounded(self.median(name))
-            line[f"{name}_iqr_ms"] = _rounded(self.iqr(name))
-            line[f"{name}_samples"] = len(self.samples.get(name, ()))
-        return line
+    def check(self, case: Case, replies: Sequence[dict[str, Any]]) -> None:
+        """Elastic moves conserve the sum of all weights and the center."""
+        if case.rule == "elastic" and case.workers > 1:
+            for number in range(len(replies[0]["before"])):
+                check_conserved(
+                    [reply["before"][number] for reply in replies],
+                    [reply["after"][number] for reply in replies],
+                    _SUM_TOLERANCE[case.dtype],
+                )
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+class Op(WorkerContestant):
+    """The TensorFlow op, the apply, and what the next optimizer step pays for them."""
+
+    key, role = "op_exchange", "op"
+    float32_only = True
+    arrays_per_worker, arrays_shared = 4.0, 5.0
 
 
-def say(text: str) -> None:
-    """Prints a line for people, beside the results."""
-    print(f"tf-smb bench: {text}", file=sys.stderr, flush=True)
+class TensorFlowAllReduce(WorkerContestant):
+    """All-reduce of MultiWorkerMirroredStrategy."""
+
+    key, role = "tf_allreduce", "all_reduce"
+    float32_only = True
+    arrays_per_worker = 5.0
+
+    def take(self, case: Case, check: bool) -> Samples:
+        """Makes one turn."""
+        if case.workers == 1:
+            raise GroupError("one worker has nobody to reduce with")
+        try:
+            return super().take(case, check)
+        except WrongResultError as error:
+            raise GroupError(str(error)) from None
 
 
-def run(options: Options) -> Iterator[Result]:
-    """Yields a result for each number of workers and each size, as they are done.
+class Mpi(Contestant):
+    """An operation of OpenMPI."""
 
-    Every process that this starts ends with it, whatever ends it.
+    float32_only = True
+    arrays_per_worker, arrays_shared = 3.0, 1.0
 
-    Raises:
-        WrongResultError: An exchange computed something else than numpy.
-        GroupError: Our own exchange cannot be measured here.
-    """
-    with Server() as server:
-        for workers in options.workers:
-            yield from _run_workers(options, workers, server.address)
+    def __init__(self, what: str) -> None:
+        self.key = f"mpi_{what}"
+        self._what = what
+        self._peer: MpiPeer | None = None
 
+    def take(self, case: Case, check: bool) -> Samples:
+        """Makes one turn; the first one tries the settings."""
+        if case.workers == 1 and self._what.startswith("allreduce"):
+            raise GroupError("one rank has nobody to reduce with")
+        if self._peer is None:
+            self._peer = MpiPeer(self._what, case.workers, is_pinned(case.workers), say)
+        seconds = self._peer.take(case.params_mb, _MPI_ITERATIONS, _MPI_BUDGET_S, case.timeout_s)
+        return {self.key: [1e3 * value for value in seconds]}
 
-def _run_workers(options: Options, workers: int, server: str) -> Iterator[Result]:
-    cores = _hand_out_cores(workers)
-    pinned = bool(cores[0])
-    groups = WorkerGroups(workers, cores, server, new_job_id())
-    contestants = make_contestants(groups, options.peers, workers, pinned, say)
-    try:
-        for params_mb in options.params_mb:
-            case = Case(params_mb, workers, options.rule)
-            yield _run_case(case, pinned, contestants, options.rounds)
-    finally:
-        for contestant in contestants:
-            contestant.close()
-        groups.close()
+    def close(self) -> None:
+        """Ends the ranks."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
 
 
-def _hand_out_cores(workers: int) -> list[list[int]]:
-    """Returns one core for each worker, or none at all when there are not enough."""
-    cores = sorted(os.sched_getaffinity(0))
-    return [[core] for core in cores[:workers]] if len(cores) >= workers else [[]] * workers
+class Exchange(Workload):
+    """Workers exchange a model with the box by a rule."""
 
+    name = "exchange"
+    summary = "exchange a model with the box; against memory, OpenMPI and TensorFlow"
+    axes = ("params_mb", "workers", "dtype", "rule", "threads")
+    defaults = {
+        "params_mb": (1.0, 10.0, 100.0, 1000.0),
+        "workers": (1, 2),
+        "dtypes": ("float32",),
+        "rule": "elastic",
+        "threads": 0,
+        "peers": frozenset({"limit", "op", "mpi", "tf"}),
+    }
+    standard = (
+        ("--params-mb", "1,10,100,1000", "--workers", "1,2"),
+        (
+            *("--params-mb", "1,10,100", "--workers", "1,2"),
+            *("--dtypes", "float64,float16,bfloat16", "--peers", "limit", "--skip-op"),
+        ),
+    )
+    columns = (
+        Column("exchange", "exchange"),
+        Column("checked_exchange", "checked exchange"),
+        Column("limit", "limit"),
+        Column("check", "check alone"),
+        Column("check_cost", "check in the exchange"),
+        Column("op_exchange", "through the op", beside="checked_exchange"),
+        Column("mpi_get_accumulate", "MPI get+acc", beside="exchange"),
+        Column("mpi_get_accumulate_shared", "MPI get+acc, shared", beside="exchange"),
+        Column("mpi_get_accumulate_default", "MPI get+acc, default", beside="exchange"),
+        Column("mpi_allreduce", "MPI allreduce", beside="exchange"),
+        Column("mpi_allreduce_default", "MPI allreduce, default", beside="exchange"),
+        Column("tf_allreduce", "TF all-reduce", beside="exchange"),
+        Column("op_and_apply", ""),
+        Column("op_update_after", ""),
+        Column("op_update", ""),
+    )
+    ratios = (
+        Ratio("exchange_to_limit", "exchange / limit", "exchange", "limit", at_most=1.2),
+        Ratio("checked_exchange_to_limit", "checked exchange / limit", "checked_exchange", "limit"),
+    )
+    method = f"""\
+- **exchange**: `Segment.exchange` on numpy arrays in place, one process a worker, one model of 34
+  variables, each from a multiple of 64 bytes on, as TensorFlow's are. It looks for NaN and Inf
+  during the move (`finite_check="{CHECKS["exchange"]}"`): the move itself. **checked exchange**:
+  the default, which looks at all weights before it touches the center. **check alone**: that look,
+  as one pass of one thread. **check in the exchange**: the difference of the two exchanges.
+- A checked exchange reads the weights once more: of a model larger than the cache, five times its
+  size are read and written instead of four, so it cannot be below 1.25 times the limit.
+- **limit**: `d = r (a - b); a -= d; b += d` on two float32 arrays that belong to the process alone:
+  a plain loop, compiled as the package is, without sharing, locks or checks. The arrays have the
+  model's size for float32; for another dtype the size at which the loop reads and writes as many
+  bytes as the exchange does: each weight in its own dtype and each element of the center, which is
+  float32 for float16 and bfloat16.
+- **through the op**: a checked exchange from a `tf.function` on `tf.Variable`s, with the apply, and
+  with what the next optimizer update takes longer after it than without it. In brackets: how many
+  times the checked exchange.
+- **MPI get+acc**: the elastic move on an OpenMPI window on rank 0: get, compute, accumulate, under
+  an exclusive lock, so atomic as ours. **shared**: under a shared lock or lock_all: two ranks may
+  get the same value before either adds to it, so this is another algorithm. **MPI allreduce**: a
+  sum in place. Each is the best of many settings, tried in the same run: the program's pieces,
+  OpenMPI's components, algorithms, segment sizes. **default**: what a program gets that calls
+  OpenMPI once for the whole array, under an exclusive lock, and sets nothing.
+  **TF all-reduce**: `MultiWorkerMirroredStrategy`, rings over gRPC on the loopback device. In
+  brackets: how many times the exchange.
+- Checked in the first round: one exchange after the other equals numpy's bit for bit, also through
+  the op; exchanges at once conserve the sum of all weights and the center.
+- One worker alone copies its weights into the center; it has nobody to reduce with."""
 
-def _run_case(case: Case, pinned: bool, contestants: Sequence[Contestant], rounds: int) -> Result:
-    say(f"{case.params_mb:g} MB, {case.workers} workers, {rounds} rounds")
-    result = Result(case, pinned)
-    for number in range(rounds):
-        for contestant in contestants:
-            if contestant.key not in result.reasons:
-                _take_turn(contestant, result, check=number == 0)
-    return result
+    def contestants(self, groups: WorkerGroups, options: Options) -> list[Contestant]:
+        """Returns who competes, in the order of a round."""
+        contestants: list[Contestant] = [Native(groups, "limit" in options.peers)]
+        if "op" in options.peers:
+            contestants.append(Op(groups))
+        if "mpi" in options.peers:
+            contestants += [Mpi(what) for what in CONTESTS]
+        if "tf" in options.peers:
+            contestants.append(TensorFlowAllReduce(groups))
+        return contestants
 
-
-def _take_turn(contestant: Contestant, result: Result, check: bool) -> None:
-    case = result.case
-    needed, available = contestant.memory_mb(case), available_memory_mb() * _MEMORY_SHARE
-    try:
-        if needed > available:
-            raise GroupError(f"needs about {needed:.0f} MB, {available:.0f} MB may be used")
-        samples = contestant.take(case, check)
-    except GroupError as error:
-        if contestant.key == "exchange" and needed <= available:
-            raise
-        # What a peer measured before it failed does not count.
-        result.reasons[contestant.key] = str(error)
-        result.samples.pop(contestant.key, None)
-        say(f"no {contestant.key}_ms: {error}")
-        return
-    for name, values in samples.items():
-        result.samples.setdefault(name, []).extend(values)
-
-
-def available_memory_mb() -> float:
-    """Returns what processes here may still allocate, in MB: of the machine and the cgroup."""
-    limits = [_meminfo_mb("MemAvailable"), _cgroup_mb(Path("/sys/fs/cgroup"))]
-    return min(limit for limit in limits if limit is not None)
-
-
-def _meminfo_mb(key: str) -> float | None:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024 / 1e6
-    return None
-
-
-def _cgroup_mb(folder: Path) -> float | None:
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else (int(limit) - used) / 1e6
+    def derive(self, samples: Samples) -> None:
+        """Adds what the check costs, block by block."""
+        pairs = zip(samples.get("exchange", ()), samples.get("checked_exchange", ()), strict=True)
+        samples["check_cost"] = [checked - bare for bare, checked in pairs]

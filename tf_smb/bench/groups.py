@@ -18,10 +18,12 @@ from typing import Any
 
 from tf_smb import process_guard
 from tf_smb.bench.board import create_board_fd
-from tf_smb.bench.worker import Setup, Turn
+from tf_smb.bench.case import Setup, Turn
 
 # Between asking a process to end and killing it.
 _GRACE_S = 3.0
+# How long to wait for one process's answer before looking at the others'.
+_LOOK_S = 0.2
 
 
 class GroupError(Exception):
@@ -32,7 +34,7 @@ class _Child:
     """One process; its standard error goes to a file, for the case that it fails."""
 
     def __init__(self, name: str, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
-        self._name = name
+        self.name = name
         self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             command,
@@ -59,19 +61,20 @@ class _Child:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except OSError:
-            raise GroupError(f"{self._name} ended: {self._last_words()}") from None
+            raise GroupError(f"{self.name} ended: {self._last_words()}") from None
 
-    def receive(self, deadline: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """Returns the next answer; None if there is none yet."""
         try:
-            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
-            raise GroupError(f"{self._name} did not answer in time") from None
+            return None
         if not line:
-            raise GroupError(f"{self._name} ended: {self._last_words()}")
+            raise GroupError(f"{self.name} ended: {self._last_words()}")
         try:
             return json.loads(line)
         except json.JSONDecodeError:
-            raise GroupError(f"{self._name} answered {line.strip()[:200]!r}") from None
+            raise GroupError(f"{self.name} answered {line.strip()[:200]!r}") from None
 
     def _last_words(self) -> str:
         self.process.wait(timeout=_GRACE_S)
@@ -116,7 +119,18 @@ class Group:
         deadline = time.monotonic() + timeout_s
         for child in self._children:
             child.send(line)
-        return [child.receive(deadline) for child in self._children]
+        answers: dict[_Child, dict[str, Any]] = {}
+        while len(answers) < len(self._children):
+            # All of them in turn: whoever waits for one that died does not answer.
+            for child in self._children:
+                if child in answers:
+                    continue
+                answer = child.receive(min(_LOOK_S, timeout_s))
+                if answer is not None:
+                    answers[child] = answer
+                elif time.monotonic() > deadline:
+                    raise GroupError(f"{child.name} did not answer in {timeout_s:g} s")
+        return [answers[child] for child in self._children]
 
     def take(self, turn: Turn, timeout_s: float) -> list[dict[str, Any]]:
         """Has all workers take a turn."""

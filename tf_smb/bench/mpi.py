@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_smb.bench import workload
+from tf_smb.bench import model
 from tf_smb.bench.groups import Group, GroupError, start_command
 
 _COMPILE_TIMEOUT_S = 120.0
@@ -106,7 +106,7 @@ class _Settings:
     locking: int
 
     def request(self, what: str, params_mb: float, count: int, budget_s: float, rate: float) -> str:
-        elements = round(params_mb * workload.BYTES_PER_MB / 4)
+        elements = round(params_mb * model.BYTES_PER_MB / 4)
         chunk = min(self.chunk_elements, elements)
         return f"{what} {elements} {count} {budget_s} {chunk} {self.locking} {rate:.9g}"
 
@@ -183,7 +183,7 @@ class MpiPeer:
                 self._group.close()
             self._group = start_command("mpirun", self._command(settings.launch))
             self._launch = settings.launch
-        rate = float(workload.move_rate("elastic", self._workers))
+        rate = model.move_rate("elastic", self._workers)
         request = settings.request(self._operation, params_mb, count, budget_s, rate)
         try:
             (reply,) = self._group.call(request, timeout_s)
@@ -191,7 +191,7 @@ class MpiPeer:
             self._group.close()
             self._group = None
             raise
-        _check(self._operation, reply, np.float32(rate))
+        _check(self._operation, reply, rate)
         return [max(times) for times in zip(*reply["times"], strict=True)]
 
     def _choose(self, params_mb: float, timeout_s: float) -> _Settings:
@@ -209,7 +209,7 @@ class MpiPeer:
         if not tried:
             raise failure
         _, best = min(tried, key=lambda entry: entry[0])
-        rate = float(workload.move_rate("elastic", self._workers))
+        rate = model.move_rate("elastic", self._workers)
         request = best.request(self._operation, params_mb, 10, 2.0, rate)
         self._say(
             f"MPI {self._what}, {params_mb:g} MB, {self._workers} ranks: best of {len(tried)} "
@@ -219,7 +219,7 @@ class MpiPeer:
         return best
 
     def _candidates(self, params_mb: float) -> list[_Settings]:
-        elements = round(params_mb * workload.BYTES_PER_MB / 4)
+        elements = round(params_mb * model.BYTES_PER_MB / 4)
         chunks = {chunk if chunk < elements else _WHOLE for chunk in self._contest.chunks}
         return [
             _Settings(launch, chunk, locking)
@@ -231,7 +231,7 @@ class MpiPeer:
         ]
 
 
-def _check(what: str, reply: dict[str, Any], rate: np.float32) -> None:
+def _check(what: str, reply: dict[str, Any], rate: float) -> None:
     """Compares the samples of a reply with numpy.
 
     Raises:
@@ -247,7 +247,7 @@ def _check(what: str, reply: dict[str, Any], rate: np.float32) -> None:
         right = np.allclose(once, expected, rtol=1e-5)
     else:
         centers = [samples(when, "center")[0] for when in ("before", "once", "after")]
-        x, center = workload.expected_move(
+        x, center = model.expected_move(
             "elastic", rate, before[-1], centers[0], np.zeros(0, np.float32)
         )
         totals = [

@@ -12,16 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_smb import box, ops
-from tf_smb.bench import workload
+from tf_smb.bench import model, segments
 from tf_smb.bench.board import Board
-from tf_smb.bench.native_turns import (
-    check_move,
-    free_segment,
-    in_turns,
-    open_segment,
-    snapshot,
-)
-from tf_smb.bench.worker import Setup, Turn, measure, timed
+from tf_smb.bench.case import Case, Setup, Turn
+from tf_smb.bench.measuring import in_turns, measure, timed
 
 
 def use_cores(setup: Setup) -> None:
@@ -70,60 +64,50 @@ class OpTurns:
     """Exchanges TensorFlow variables through the op."""
 
     def __init__(self, setup: Setup, board: Board) -> None:
-        self._setup = setup
-        self._board = board
-        self._client = box.Client(setup.server, job_id=setup.job_id)
+        self._worker = segments.WorkerBox(setup, board)
         use_cores(setup)
 
     def take(self, turn: Turn) -> dict[str, Any]:
-        """Makes one turn; "exchange" is op, apply and the next update's extra cost."""
-        arrays = workload.new_model(turn.params_mb, seed=0)
-        with open_segment(self._client, self._setup, turn, arrays) as segment:
-            workload.fill(arrays, seed=1 + self._setup.index)
+        """Makes one turn; "op_exchange" is op, apply and the next update's extra cost."""
+        setup, board = self._worker.setup, self._worker.board
+        arrays = model.new_model(turn.case.params_mb, seed=0)
+        with self._worker.open(turn, arrays) as segment:
+            model.fill(arrays, seed=1 + setup.index)
             variables = [tf.Variable(array) for array in arrays]
             del arrays
             exchange = make_exchange(segment.handle, variables)
             update = make_update(variables)
-            reply: dict[str, Any] = {}
             if turn.check:
-                in_turns(
-                    self._board,
-                    self._setup,
-                    lambda: self._check(turn, segment, variables, exchange),
-                )
-                reply["before"] = snapshot(self._board, self._setup, segment, values_of(variables))
-            reply["times"] = measure(self._board, turn, lambda: self._iteration(exchange, update))
-            self._board.wait()
-            if turn.check:
-                reply["after"] = snapshot(self._board, self._setup, segment, values_of(variables))
-            free_segment(self._client, self._board, self._setup, turn)
-            return reply
+                in_turns(board, setup, lambda: self._check(turn.case, segment, variables, exchange))
+            times = measure(board, turn, lambda: self._iteration(exchange, update))
+            self._worker.free(turn)
+            return {"times": times}
 
     def _iteration(
         self, exchange: Callable[[], tf.Tensor], update: Callable[[], None]
     ) -> dict[str, float]:
         applied = timed(exchange)
-        self._board.wait()
+        self._worker.board.wait()
         after = timed(update)
-        self._board.wait()
+        self._worker.board.wait()
         plain = timed(update)
         return {
-            "exchange": applied + after - plain,
+            "op_exchange": applied + after - plain,
             "op_and_apply": applied,
-            "update_after": after,
-            "update": plain,
+            "op_update_after": after,
+            "op_update": plain,
         }
 
     def _check(
         self,
-        turn: Turn,
+        case: Case,
         segment: box.Segment,
         variables: list[tf.Variable],
         exchange: Callable[[], tf.Tensor],
     ) -> None:
         before, centers = values_of(variables), segment.read()
         exchange()
-        check_move(turn, self._setup.count, before, centers, values_of(variables), segment.read())
+        segments.check_move(case, before, centers, values_of(variables), segment.read())
 
 
 def values_of(variables: list[tf.Variable]) -> list[np.ndarray]:

@@ -1,133 +1,143 @@
-"""Results for people: a table, and docs/benchmarks.md."""
+"""Results for people: tables, and docs/benchmarks.md."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from tf_smb.bench.exchange import RESULTS, Result, available_memory_mb
+from tf_smb.bench.machine import machine_facts
+from tf_smb.bench.result import NOISY, Result, iqr, is_noisy, median
+from tf_smb.bench.running import describe
+from tf_smb.bench.workload import Column, Ratio, Workload
 
-_TITLES = {
-    "exchange": "exchange",
-    "op_exchange": "through the op",
-    "limit": "limit",
-    "mpi_get_accumulate": "MPI get+acc",
-    "mpi_get_accumulate_shared": "MPI get+acc, shared",
-    "mpi_get_accumulate_default": "MPI get+acc, default",
-    "mpi_allreduce": "MPI allreduce",
-    "mpi_allreduce_default": "MPI allreduce, default",
-    "tf_allreduce": "TF all-reduce",
-}
+_UNITS = {"ms": "ms", "us": "µs", "mb_s": "MB/s"}
+_AXES = {"params_mb": "MB", "workers": "workers", "dtype": "dtype"}
 
-METHOD = """\
-How it is measured:
+HOW = f"""\
+How it is measured, whatever it is:
 
-- **exchange**: `Segment.exchange` on numpy arrays in place, one process a worker, one model of 34
-  variables; 1 MB is 10^6 bytes of float32. **through the op**: the same from a `tf.function` on
-  `tf.Variable`s, with the apply, and with what the next optimizer update takes longer after it
-  than without it.
-- **limit**: `d = r (a - b); a -= d; b += d` on two arrays of the model's size that belong to the
-  process alone: what memory allows without sharing, locks or checks.
-- **MPI get+acc**: the elastic move on an OpenMPI window on rank 0: get, compute, accumulate, under
-  an exclusive lock, so atomic as ours. **shared**: under a shared lock or lock_all: two ranks may
-  get the same value before either adds to it, so this is another algorithm. **MPI allreduce**: a
-  sum in place. Each is the best of many settings, tried in the same run: the program's pieces,
-  OpenMPI's components, algorithms, segment sizes. **default**: what a program gets that calls
-  OpenMPI once for the whole array, under an exclusive lock, and sets nothing.
-  **TF all-reduce**: `MultiWorkerMirroredStrategy`, rings over gRPC on the loopback device.
-- All contestants take turns, and again, in one run. All workers begin an iteration together, and
-  its time is the slowest worker's; the numbers are medians over all iterations. With as many
-  cores as workers each worker is pinned to one, else they share them all.
-- In the first round results are compared with numpy: an exchange bit for bit.
-- One worker alone copies its weights into the center; it has nobody to reduce with.
-"""
+- 1 MB is 10^6 bytes. Everything that is compared takes its place in short blocks, in turn, in one
+  run; again and again. All workers begin an iteration together, and its time is the slowest
+  worker's. Numbers are medians over the blocks, ± half the interquartile range. Ratios are taken
+  block by block: what the machine does meanwhile cancels out.
+- **noisy**: the interquartile range is more than {NOISY:.0%} of the median.
+- With as many cores as workers each worker is pinned to one; else they share them all."""
 
 
-def _cell(result: Result, name: str) -> str:
-    """Returns milliseconds, and how many times those of the exchange."""
-    value, ours = result.median(name), result.median("exchange")
-    if value is None:
-        return "-"
-    if name == "exchange":
-        return f"{value:.2f} ± {(result.iqr(name) or 0) / 2:.2f}"
-    return f"{value:.2f} ({value / ours:.2f}x)" if ours else f"{value:.2f}"
+@dataclass(frozen=True)
+class Section:
+    """The results of one command.
+
+    Attributes:
+        workload: What was measured.
+        command: How to measure it again.
+        results: A line each.
+    """
+
+    workload: Workload
+    command: str
+    results: Sequence[Result]
 
 
-def _rows(results: Sequence[Result]) -> list[list[str]]:
-    names = [name for name in RESULTS if any(name in result.samples for result in results)]
-    rows = [["MB", "workers", *(f"{_TITLES[name]} ms" for name in names)]]
-    for result in results:
-        cells = [_cell(result, name) for name in names]
-        rows.append([f"{result.case.params_mb:g}", str(result.case.workers), *cells])
-    return rows
-
-
-def format_table(results: Sequence[Result]) -> str:
-    """Returns the results in columns; in brackets: times the exchange."""
-    rows = _rows(results)
+def format_table(workload: Workload, results: Sequence[Result]) -> str:
+    """Returns the results in columns."""
+    rows = _rows(workload, results)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    return "\n".join([*lines, "In brackets: how many times the exchange's time."])
+    return "\n".join([*lines, *_not_measured(results)])
 
 
-def format_markdown(results: Sequence[Result], command: str) -> str:
+def format_markdown(sections: Sequence[Section], command: str) -> str:
     """Returns the text of docs/benchmarks.md."""
-    rows = _rows(results)
-    table = ["| " + " | ".join(row) + " |" for row in rows]
-    table.insert(1, "|" + "---:|" * len(rows[0]))
-    facts = [f"- {fact}" for fact in machine_facts()]
-    missing = [
-        f"- {result.case.params_mb:g} MB, {result.case.workers} workers, {name}: {reason}"
-        for result in results
-        for name, reason in result.reasons.items()
-    ]
+    facts = "\n".join(f"- {fact}" for fact in machine_facts())
     parts = [
         "# Benchmarks",
-        f"Written by `make bench`, which runs:\n\n```sh\n{command}\n```",
-        "Milliseconds; in brackets, how many times the exchange's time: more than 1 is slower.",
-        "\n".join(table),
-        *(["Not measured:\n\n" + "\n".join(missing)] if missing else []),
-        METHOD.strip(),
-        "The machine:\n\n" + "\n".join(facts),
+        f"Written by:\n\n```sh\n{command}\n```",
+        f"The machine:\n\n{facts}",
+        HOW,
     ]
+    told: set[str] = set()
+    for section in sections:
+        if section.workload.name not in told:
+            parts.append(f"## {section.workload.name}")
+        parts += _section_parts(section, with_method=section.workload.name not in told)
+        told.add(section.workload.name)
     return "\n\n".join(parts) + "\n"
 
 
-def machine_facts() -> list[str]:
-    """Returns what the numbers depend on."""
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    return [
-        f"{_cpu_model()}, {cores} cores, {memory_gib:.0f} GiB of memory "
-        f"({available_memory_mb() / 1e3:.0f} GB available)",
-        f"Linux {platform.release()}, Python {platform.python_version()}, {_versions()}",
+def _section_parts(section: Section, with_method: bool) -> list[str]:
+    rows = _rows(section.workload, section.results)
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    table.insert(1, "|" + "---:|" * len(rows[0]))
+    parts = [section.workload.method] if with_method else []
+    parts += [f"```sh\n{section.command}\n```", "\n".join(table)]
+    missing = _not_measured(section.results)
+    return parts + (["\n".join([f"{missing[0]}\n", *missing[1:]])] if missing else [])
+
+
+def _not_measured(results: Sequence[Result]) -> list[str]:
+    """Returns lines, one for each reason."""
+    whats: dict[str, list[str]] = {}
+    for result in results:
+        for key, reason in result.reasons.items():
+            whats.setdefault(reason, []).append(f"{key} ({describe(result)})")
+    lines = [f"- {', '.join(what)}: {reason}" for reason, what in whats.items()]
+    return ["Not measured:", *lines] if lines else []
+
+
+def _rows(workload: Workload, results: Sequence[Result]) -> list[list[str]]:
+    columns = [
+        column
+        for column in workload.columns
+        if column.title and any(result.values(column.key) for result in results)
     ]
+    ratios = [
+        ratio for ratio in workload.ratios if any(result.ratio_values(ratio) for result in results)
+    ]
+    axes = [axis for axis in _AXES if axis in workload.axes]
+    rows = [
+        [
+            *(_AXES[axis] for axis in axes),
+            *(f"{column.title} {_UNITS[column.unit]}" for column in columns),
+            *map(_ratio_title, ratios),
+        ]
+    ]
+    for result in results:
+        rows.append([*_axis_cells(result, axes), *_cells(result, columns, ratios)])
+    return rows
 
 
-def _versions() -> str:
-    versions = []
-    for package in ("tf_smb", "numpy", "tensorflow", "tensorflow-cpu"):
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if shutil.which("mpirun"):
-        done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=60)
-        versions.append(done.stdout.partition("\n")[0].replace("mpirun (Open MPI)", "Open MPI"))
-    return ", ".join(versions)
+def _ratio_title(ratio: Ratio) -> str:
+    goal = ratio.describe_goal()
+    return f"{ratio.title} ({goal})" if goal else ratio.title
 
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+def _axis_cells(result: Result, axes: Sequence[str]) -> list[str]:
+    values = [getattr(result.case, axis) for axis in axes]
+    return [value if isinstance(value, str) else f"{value:g}" for value in values]
+
+
+def _cells(result: Result, columns: Sequence[Column], ratios: Sequence[Ratio]) -> Iterator[str]:
+    for column in columns:
+        yield _cell(result, column)
+    for ratio in ratios:
+        quotients = result.ratio_values(ratio)
+        missed = bool(quotients) and not ratio.is_met_by(median(quotients) or 0.0)
+        yield _number(quotients) + (", missed" if missed else "")
+
+
+def _cell(result: Result, column: Column) -> str:
+    value, beside = median(result.values(column.key)), median(result.values(column.beside))
+    if value is None or not beside:
+        return _number(result.values(column.key))
+    return f"{value:.4g} ({value / beside:.2f}x)"
+
+
+def _number(values: Sequence[float]) -> str:
+    middle, spread = median(values), iqr(values)
+    if middle is None or spread is None:
+        return "-"
+    return f"{middle:.3g} ± {spread / 2:.1g}" + (", noisy" if is_noisy(values) else "")

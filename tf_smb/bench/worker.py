@@ -6,119 +6,37 @@ standard input, replies go to what was the standard output. It ends when the inp
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tf_smb.bench.board import Board
+from tf_smb.bench.board import Board, GivenUpError
+from tf_smb.bench.case import Case, Setup, Turn
+from tf_smb.bench.measuring import CheckFailedError
 
 # What a worker is there for, and the class that does it; imported when needed, so that a
 # worker without TensorFlow does not load it.
 ROLES = {
-    "native": ("tf_smb.bench.native_turns", "NativeTurns"),
+    "exchange": ("tf_smb.bench.exchange_turns", "ExchangeTurns"),
     "op": ("tf_smb.bench.op_turns", "OpTurns"),
     "all_reduce": ("tf_smb.bench.all_reduce_turns", "AllReduceTurns"),
+    "read": ("tf_smb.bench.read", "ReadTurns"),
+    "write": ("tf_smb.bench.write", "WriteTurns"),
+    "accumulate": ("tf_smb.bench.accumulate", "AccumulateTurns"),
+    "barrier": ("tf_smb.bench.barrier", "BarrierTurns"),
+    "notify": ("tf_smb.bench.notify", "NotifyTurns"),
+    "scaling": ("tf_smb.bench.scaling", "ScalingTurns"),
 }
-
-
-@dataclass
-class Setup:
-    """What a worker knows from its start.
-
-    Attributes:
-        role: A key of `ROLES`.
-        index: Its number.
-        count: How many workers there are.
-        cores: Which cores it may use; empty: all of its parent's.
-        board_fd: Of `create_board_fd`.
-        server: Address of the box.
-        job_id: Of the box's segments.
-        addresses: HOST:PORT of each worker, for TensorFlow's own communication.
-        timeout_s: For every wait.
-    """
-
-    role: str
-    index: int
-    count: int
-    cores: list[int]
-    board_fd: int
-    server: str
-    job_id: str
-    addresses: list[str] = field(default_factory=list)
-    timeout_s: float = 300.0
-
-
-@dataclass
-class Turn:
-    """What the parent asks for: one contestant, measured a few times.
-
-    Attributes:
-        what: "exchange", "limit" or "all_reduce".
-        params_mb: Size of the model.
-        rule: "elastic" or "delta".
-        name: Of the segment, if one is needed.
-        max_iterations: How many timed iterations at most.
-        budget_s: How long they may take together; one is always made.
-        check: Whether to compare results with numpy.
-    """
-
-    what: str
-    params_mb: float
-    rule: str
-    name: str
-    max_iterations: int
-    budget_s: float
-    check: bool
 
 
 class Turns(Protocol):
     """One role."""
 
     def take(self, turn: Turn) -> dict[str, Any]:
-        """Makes a turn; returns "times" (seconds by name) and what the parent checks."""
+        """Makes a turn; returns what the parent makes samples of, and what it checks."""
         ...
-
-
-class CheckFailedError(Exception):
-    """A result differs from what numpy computes."""
-
-
-def timed(body: Callable[[], Any]) -> float:
-    """Returns how many seconds `body` takes."""
-    start = time.perf_counter()
-    body()
-    return time.perf_counter() - start
-
-
-def measure(
-    board: Board, turn: Turn, iteration: Callable[[], dict[str, float]]
-) -> dict[str, list[float]]:
-    """Runs `iteration`, which returns seconds by name, on all workers at once.
-
-    Once to warm up, once to see how often the budget allows, then that many times. All
-    workers begin each one together.
-    """
-    gc.collect()
-    gc.disable()
-    try:
-        iteration()
-        board.wait()
-        slowest = board.maximum(timed(iteration))
-        count = max(1, min(turn.max_iterations, int(turn.budget_s / slowest)))
-        times: dict[str, list[float]] = {}
-        for _ in range(count):
-            board.wait()
-            for name, seconds in iteration().items():
-                times.setdefault(name, []).append(seconds)
-        return times
-    finally:
-        gc.enable()
 
 
 def _serve(setup: Setup, replies: Any) -> None:
@@ -126,10 +44,14 @@ def _serve(setup: Setup, replies: Any) -> None:
     board = Board(setup.board_fd, setup.index, setup.count, bool(setup.cores), setup.timeout_s)
     turns: Turns = getattr(importlib.import_module(module), name)(setup, board)
     for line in sys.stdin:
+        request = json.loads(line)
         try:
-            reply = turns.take(Turn(**json.loads(line)))
+            reply = turns.take(Turn(**{**request, "case": Case(**request["case"])}))
         except CheckFailedError as error:
+            board.give_up()
             reply = {"check_failed": str(error)}
+        except GivenUpError:
+            reply = {}  # the one that gave up says why
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 

@@ -1,93 +1,144 @@
-"""What is measured: the shapes and values of a model, and what an exchange makes of them."""
+"""What a workload of the benchmark is: its cases, who is measured, what is reported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from tf_smb.rules import DeltaAveraging, ElasticAveraging, ExchangeRule
-
-BYTES_PER_MB = 1_000_000
-SAMPLE_COUNT = 64
-# Arrays are filled with a block of random numbers, again and again.
-_BLOCK_ELEMENTS = 1 << 16
+from tf_smb.bench.case import Case
+from tf_smb.bench.contestants import Contestant, Samples, WorkerGroups
 
 
-def model_shapes(params_mb: float) -> list[tuple[int, ...]]:
-    """Returns the shapes of a made-up model of `params_mb` megabytes of float32.
+def say(text: str) -> None:
+    """Prints a line for people, beside the results."""
+    print(f"tf-smb bench: {text}", file=sys.stderr, flush=True)
 
-    One matrix has two fifths of it, eight share most of the rest, each with a bias and two
-    normalisation vectors of 64 elements; a last vector has what remains.
+
+@dataclass(frozen=True)
+class Column:
+    """A number that is measured.
+
+    Attributes:
+        key: Its name in the samples.
+        title: Over its column of the table; empty: in JSON only.
+        unit: "ms", "us" or "mb_s".
+        beside: Of the column whose multiple it is shown as, too.
     """
-    total = round(params_mb * BYTES_PER_MB / 4)
-    shapes: list[tuple[int, ...]] = [(total * 2 // 5 // 64, 64)]
-    for _ in range(8):
-        shapes += [(total * 7 // 100 // 64, 64), (64,), (64,), (64,)]
-    rest = total - sum(int(np.prod(shape)) for shape in shapes)
-    return [*shapes, (rest,)]
+
+    key: str
+    title: str
+    unit: str = "ms"
+    beside: str = ""
 
 
-def model_variables(params_mb: float) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns names and shapes, as `Client.create` takes them."""
-    return [(f"variable_{i}", shape) for i, shape in enumerate(model_shapes(params_mb))]
+@dataclass(frozen=True)
+class Ratio:
+    """Two columns, block by block, whose medians are compared.
+
+    Attributes:
+        key: Its name in JSON.
+        title: Over its column of the table.
+        over: Key of the column that is divided.
+        under: By which.
+        at_most: The goal, if it is a highest value.
+        at_least: The goal, if it is a lowest value.
+    """
+
+    key: str
+    title: str
+    over: str
+    under: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_met_by(self, value: float) -> bool:
+        """Returns whether the goal is reached, if there is one."""
+        return (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+
+    def describe_goal(self) -> str:
+        """Returns the goal in words; empty if there is none."""
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return "" if self.at_least is None else f"at least {self.at_least:g}"
 
 
-def fill(arrays: Sequence[np.ndarray], seed: int) -> None:
-    """Overwrites the arrays with numbers from 0.5 to 1.5 that depend on `seed` only."""
-    block = np.random.default_rng(seed).random(_BLOCK_ELEMENTS, np.float32) + np.float32(0.5)
-    for array in arrays:
-        flat = array.reshape(-1)
-        for start in range(0, flat.size, block.size):
-            part = flat[start : start + block.size]
-            part[:] = block[: part.size]
+@dataclass(frozen=True)
+class Options:
+    """What to measure; a workload looks at those that have a default in its `defaults`.
+
+    Attributes:
+        params_mb: Model sizes in MB (10^6 bytes).
+        workers: Numbers of workers.
+        dtypes: Of the workers' arrays.
+        rule: "elastic" or "delta".
+        threads: Of an operation; 0: one for each core of the worker.
+        seconds: How long workers go on.
+        peers: Of "limit", "op", "mpi" and "tf".
+        repeats: How often each contestant takes its turn.
+    """
+
+    params_mb: Sequence[float] = (0.0,)
+    workers: Sequence[int] = (2,)
+    dtypes: Sequence[str] = ("float32",)
+    rule: str = "elastic"
+    threads: int = 0
+    seconds: float = 0.0
+    peers: frozenset[str] = frozenset()
+    repeats: int = 5
 
 
-def new_model(params_mb: float, seed: int) -> list[np.ndarray]:
-    """Returns the arrays of a model with the values of `fill`, all in one piece of memory."""
-    shapes = model_shapes(params_mb)
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    # Each on a multiple of 64 bytes from the first.
-    starts = np.cumsum([0] + [-(-size // 16) * 16 for size in sizes])
-    memory = np.empty(int(starts[-1]), np.float32)
-    arrays = [
-        memory[start : start + size].reshape(shape)
-        for start, size, shape in zip(starts, sizes, shapes, strict=False)
-    ]
-    fill(arrays, seed)
-    return arrays
+class Workload:
+    """One thing that the box does.
 
+    Attributes:
+        name: On the command line.
+        summary: A line of the list of workloads.
+        method: How it is measured, as Markdown.
+        axes: The fields of `Case` that tell its lines from each other.
+        defaults: Of those options that it takes.
+        standard: Options for `tf-smb bench all`: one table each.
+        columns: What is measured.
+        ratios: What of it is compared.
+    """
 
-def make_rule(name: str) -> ExchangeRule:
-    """Returns the rule of `--rule`, with its default rate."""
-    return ElasticAveraging() if name == "elastic" else DeltaAveraging()
+    name = ""
+    summary = ""
+    method = ""
+    axes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {}
+    standard: tuple[tuple[str, ...], ...] = ((),)
+    columns: tuple[Column, ...] = ()
+    ratios: tuple[Ratio, ...] = ()
 
+    def batches(self, options: Options) -> Iterator[list[Case]]:
+        """Yields cases; those of a batch are measured in turns."""
+        for workers in options.workers:
+            for dtype in options.dtypes:
+                for params_mb in options.params_mb:
+                    yield [self.case(options, workers, params_mb, dtype)]
 
-def move_rate(rule: str, workers: int) -> np.float32:
-    """Returns the rate that the core uses with so many live workers."""
-    return np.float32(0.9 if rule == "elastic" else 1.0) / np.float32(workers)
+    def case(self, options: Options, workers: int, params_mb: float, dtype: str) -> Case:
+        """Returns one case."""
+        return Case(
+            workload=self.name,
+            workers=workers,
+            params_mb=params_mb,
+            dtype=dtype,
+            rule=options.rule,
+            threads=options.threads,
+            seconds=options.seconds,
+        )
 
+    def contestants(self, groups: WorkerGroups, options: Options) -> list[Contestant]:
+        """Returns who is measured, in the order of a round."""
+        raise NotImplementedError
 
-def expected_move(
-    rule: str, rate: np.float32, x: np.ndarray, center: np.ndarray, last: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what numpy makes of x and the center: the new x and the new center."""
-    if rule == "elastic":
-        moved = rate * (x - center)
-        return x - moved, center + moved
-    new_center = center + rate * (x - last)
-    return new_center, new_center
+    def derive(self, samples: Samples) -> None:
+        """Adds columns that are computed from others."""
 
-
-def _sample_indexes(size: int) -> np.ndarray:
-    return np.linspace(0, size - 1, num=min(size, SAMPLE_COUNT), dtype=np.int64)
-
-
-def _samples(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    for array in arrays:
-        yield array.reshape(-1)[_sample_indexes(array.size)]
-
-
-def sample(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Returns some elements of each array, always the same ones."""
-    return [float(value) for values in _samples(arrays) for value in values]
+    def relate(self, batch: Sequence[tuple[Case, Samples]]) -> None:
+        """Adds columns that come from other cases of a batch."""
