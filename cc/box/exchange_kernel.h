@@ -39,6 +39,9 @@ enum class MoveOutput : uint8_t {
   kDelta = 2,  // out = old x - new x: to be subtracted by the caller; out is not x
 };
 
+// kCopy ends at the first block of so many bytes of x that holds a NaN or Inf.
+constexpr size_t kCopyBlockBytes = 8192;
+
 struct Move {
   MoveKind kind = MoveKind::kElastic;
   // Rounded to the center's dtype before it is used.
@@ -53,8 +56,8 @@ struct Move {
 // float16 and bfloat16, kDelta sets it to what the worker holds in its own dtype, after
 // MoveOutput::kDelta once it has subtracted `out`. False if a NaN or Inf was found, or what
 // the worker's dtype cannot hold: then no element that it would have reached was moved (of
-// kCopy: none at all), and `out` says so. Needs IsAveraged(dtype), except kCopy without
-// `last`.
+// kCopy: none from its block on), and `out` says so. Needs IsAveraged(dtype),
+// except kCopy without `last`.
 bool ApplyMove(const Move& move, DType dtype, const void* x, void* center, void* last, void* out,
                size_t count);
 

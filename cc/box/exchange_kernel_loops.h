@@ -107,19 +107,25 @@ class Loops {
     }
   }
 
-  // Also to `last` unless it is null.
-  TF_SMB_INLINE static void Copy(bool stream, const Value* x, Center* center, Center* last,
-                                 size_t count) {
+  // Also to `last` unless it is null. Looks for NaN and Inf block by block, while those are
+  // in the L1 cache, and ends at the first one that has some: false.
+  TF_SMB_INLINE static bool CopyFinite(bool stream, const Value* x, Center* center, Center* last,
+                                       size_t count) {
     const bool streamed = stream && CanStream(center);
-    if constexpr (W::kExact) {
-      if (!streamed && last == nullptr) {  // faster in one piece
-        if (count > 0) std::memcpy(center, x, count * sizeof(Center));
-        return;
-      }
+    for (size_t i = 0, n = 0; i < count; i += n) {
+      n = std::min(kCopyBlock, count - i);
+      if (!AllFinite(x + i, n)) return false;
+      Copy(streamed, x + i, center + i, last == nullptr ? nullptr : last + i, n);
     }
+    if (streamed) StreamFence();
+    return true;
+  }
+
+  TF_SMB_INLINE static void Copy(bool streamed, const Value* x, Center* center, Center* last,
+                                 size_t count) {
     Center buffer[kBlock];
     for (size_t i = 0, n = 0; i < count; i += n) {
-      n = std::min(kBlock, count - i);
+      n = W::kExact ? count : std::min(kBlock, count - i);  // nothing to convert: in one piece
       const Center* const wide = Wide(x + i, buffer, n);
       if (streamed) {
         StreamBytes(wide, center + i, n * sizeof(Center));
@@ -128,7 +134,6 @@ class Loops {
       }
       if (last != nullptr) std::memcpy(last + i, wide, n * sizeof(Center));
     }
-    if (streamed) StreamFence();
   }
 
   // Four places at once in what is larger than the cache: more reads are under way where
@@ -154,6 +159,8 @@ class Loops {
   // What a loop with arrays of its own works on at a time. They stay in the L1 cache, and a
   // whole page of 4 KiB must not lie between two of them: those slow each other down.
   static constexpr size_t kBlock = W::kExact ? 2048 / sizeof(Value) : 256;
+
+  static constexpr size_t kCopyBlock = kCopyBlockBytes / sizeof(Value);
 
   static constexpr Bits kTopBit = static_cast<Bits>(~(static_cast<Bits>(~Bits{0}) >> 1));
 

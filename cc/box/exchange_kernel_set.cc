@@ -32,9 +32,7 @@ struct Untyped {
     auto* const lasts = static_cast<Center*>(last);
     switch (move.kind) {
       case MoveKind::kCopy:
-        if (!Loops<W>::AllFinite(values, count)) return false;
-        Loops<W>::Copy(move.stream, values, centers, lasts, count);
-        return true;
+        return Loops<W>::CopyFinite(move.stream, values, centers, lasts, count);
       case MoveKind::kElastic:
         return Loops<W>::template Exchange<MoveKind::kElastic>(
             move, values, centers, nullptr, static_cast<Value*>(out), count);

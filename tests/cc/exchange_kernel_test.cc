@@ -203,9 +203,13 @@ template <typename T>
 bool Oracle(const Move& move, State<T>* s) {
   bool all_finite = true;
   if (move.kind == MoveKind::kCopy) {
-    for (const auto x : s->x) all_finite &= std::isfinite(T::Wide(x));
-    for (size_t i = 0; all_finite && i < s->x.size(); ++i) {
-      s->center[i] = s->last[i] = T::Wide(s->x[i]);
+    const size_t block = kCopyBlockBytes / sizeof(s->x[0]);
+    for (size_t first = 0; first < s->x.size(); first += block) {
+      const size_t end = std::min(s->x.size(), first + block);
+      for (size_t i = first; i < end; ++i) all_finite &= std::isfinite(T::Wide(s->x[i]));
+      for (size_t i = first; all_finite && i < end; ++i) {
+        s->center[i] = s->last[i] = T::Wide(s->x[i]);
+      }
     }
     return all_finite;
   }

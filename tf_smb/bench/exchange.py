@@ -149,7 +149,8 @@ class Exchange(Workload):
   the default, which looks at all weights before it touches the center. **check alone**: that look,
   as one pass of one thread. **check in the exchange**: the difference of the two exchanges.
 - A checked exchange reads the weights once more: of a model larger than the cache, five times its
-  size are read and written instead of four, so it cannot be below 1.25 times the limit.
+  size are read and written instead of four, so against a limit that memory alone sets it cannot be
+  below 1.25. Where it is, the limit's loop was not bound by memory alone, or one worker copied.
 - **limit**: `d = r (a - b); a -= d; b += d` on two float32 arrays that belong to the process alone:
   a plain loop, compiled as the package is, without sharing, locks or checks. The arrays have the
   model's size for float32; for another dtype the size at which the loop reads and writes as many

@@ -268,7 +268,7 @@ class UpdateCall {
     return Status::Ok();
   }
 
-  // kCopy: where the center is x now. A part with a NaN was not copied at all.
+  // kCopy: where the center is x now. A part with a NaN was not, or not as a whole.
   void SetLast(const ChunkParts& chunk) {
     if (request_.last == nullptr) return;
     for (const ChunkPart& part : chunk.parts) {
