@@ -18,7 +18,7 @@ namespace tf_smb {
 
 // From here on, what an operation only writes goes past the cache: there it would push
 // out what is read, and nobody finds it there later either.
-constexpr uint64_t kStreamBytes = 8 << 20;
+constexpr uint64_t kStreamBytes = 24 << 20;
 
 #if defined(__SSE2__)
 

@@ -115,7 +115,8 @@ class Exchange(Workload):
         "peers": frozenset({"limit", "op", "mpi", "tf"}),
     }
     standard = (
-        ("--params-mb", "1,10,100,1000", "--workers", "1,2"),
+        ("--params-mb", "1,10,100", "--workers", "1,2"),
+        ("--params-mb", "1000", "--workers", "1,2", "--peers", "limit", "--skip-op"),
         (
             *("--params-mb", "1,10,100", "--workers", "1,2"),
             *("--dtypes", "float64,float16,bfloat16", "--peers", "limit", "--skip-op"),

@@ -55,6 +55,7 @@ class Result:
         pinned: Whether each worker had a core to itself.
         samples: Numbers by column, one of each block.
         reasons: Why a column has none.
+        measured_by: The columns that each contestant has numbers in.
     """
 
     workload: Workload
@@ -62,6 +63,7 @@ class Result:
     pinned: bool
     samples: Samples = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    measured_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def values(self, key: str) -> list[float]:
         """Returns the numbers of a column."""

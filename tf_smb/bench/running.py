@@ -84,9 +84,11 @@ def _take_turn(contestant: Contestant, result: Result, check: bool) -> None:
             raise
         # What a peer measured before it failed does not count.
         result.reasons[contestant.key] = str(error)
-        result.samples.pop(contestant.key, None)
+        for name in result.measured_by.pop(contestant.key, ()):
+            result.samples.pop(name, None)
         say(f"{describe(result)}: no {contestant.key}: {error}")
         return
+    result.measured_by[contestant.key] = tuple(samples)
     for name, values in samples.items():
         result.samples.setdefault(name, []).extend(values)
 

@@ -92,7 +92,7 @@ class Scaling(Workload):
     summary = "many workers exchange without a pause; against two, and the slowest against the mean"
     axes = ("params_mb", "workers", "threads", "seconds")
     defaults = {
-        "params_mb": (10.0,),
+        "params_mb": (100.0,),
         "workers": (2, 4, 8, 16, 32),
         "threads": 0,
         "seconds": 3.0,
