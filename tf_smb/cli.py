@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tf_smb import __version__, compare, inspection, launcher, serve
+from tf_smb import __version__, _smb, compare, inspection, launcher, serve
 from tf_smb.errors import Error, InvalidArgumentError
 from tf_smb.launch_setup import LaunchOptions
 from tf_smb.settings import MAX_WORKERS
@@ -33,7 +33,7 @@ usage: tf-smb COMMAND ...
   stat     one segment: workers, version, variables
   rm       free a segment
   bench    measure exchanges
-  version  what is installed
+  version  what is installed, and what each transport can do here
 
 tf-smb COMMAND --help says more."""
 
@@ -317,6 +317,10 @@ def _version(arguments: Sequence[str]) -> int:
         except importlib.metadata.PackageNotFoundError:
             pass
     print(", ".join(versions))
+    for scheme, viable, reason, can in _smb.transports():
+        print(
+            f"{scheme}://  {', '.join(can) or 'messages'}" if viable else f"{scheme}://  {reason}"
+        )
     return 0
 
 

@@ -15,11 +15,22 @@ namespace py = pybind11;
 namespace tf_smb {
 namespace {
 
+py::list Names(const Capabilities& capabilities) {
+  py::list names;
+  if (capabilities.shared_memory) names.append("shared memory");
+  if (capabilities.one_sided_read) names.append("one-sided read");
+  if (capabilities.one_sided_write) names.append("one-sided write");
+  if (capabilities.registration) names.append("registered memory");
+  if (capabilities.remote) names.append("other hosts");
+  return names;
+}
+
 py::list ListTransports() {
   py::list list;
   for (Transport* const transport : Transports()) {
     const Viability viability = transport->IsViable();
-    list.append(py::make_tuple(transport->scheme(), viability.viable, viability.reason));
+    list.append(py::make_tuple(transport->scheme(), viability.viable, viability.reason,
+                               Names(transport->capabilities())));
   }
   return list;
 }

@@ -95,6 +95,8 @@ def test_version():
         result = tf_smb_command(name)
         assert result.returncode == 0
         assert result.stdout.startswith(f"tf_smb {tf_smb.__version__}, Python 3.")
+        assert "shm://  shared memory, one-sided read, one-sided write" in result.stdout
+        assert "loopback://  " in result.stdout
         assert "numpy" in result.stdout
 
 
