@@ -116,7 +116,8 @@ Result<UniqueFd> ConnectUnix(const std::string& name, const Deadline& deadline) 
     }
     if (deadline.Expired()) {
       return UnavailableError("no server of this user listens at shm://" + name +
-                              " on this host: is 'tf-smb run' still running? [SMB-E113]");
+                              " on this host: is its 'tf-smb run' or 'tf-smb serve' still "
+                              "running? [SMB-E113]");
     }
     poll(nullptr, 0, std::min(20, deadline.RemainingMillis()));
   }
