@@ -75,15 +75,28 @@ TF_SMB_INLINE MaskOf<Vector<float>> NotFinite(const Vector<float>& value) {
 TF_SMB_INLINE MaskOf<Vector<double>> NotFinite(const Vector<double>& value) {
   return (BitCast<MaskOf<Vector<double>>>(value) & 0x7ff0000000000000) == 0x7ff0000000000000;
 }
+// Of bits, not of numbers: a NaN comes through as it is.
+template <typename T>
+TF_SMB_INLINE Vector<T> SelectLanes(const MaskOf<Vector<T>>& mask, const Vector<T>& where_set,
+                                    const Vector<T>& elsewhere) {
+  using Bits = MaskOf<Vector<T>>;
+  const Bits set = BitCast<Bits>(where_set), other = BitCast<Bits>(elsewhere);
+#if defined(__clang__)
+  // It would move ?: into the operation that made `elsewhere`, and that quiets a NaN.
+  return BitCast<Vector<T>>(other ^ ((set ^ other) & mask));
+#else
+  return BitCast<Vector<T>>(mask ? set : other);
+#endif
+}
 TF_SMB_INLINE Vector<float> Select(const MaskOf<Vector<float>>& mask,
                                    const Vector<float>& where_set,
                                    const Vector<float>& elsewhere) {
-  return mask ? where_set : elsewhere;
+  return SelectLanes<float>(mask, where_set, elsewhere);
 }
 TF_SMB_INLINE Vector<double> Select(const MaskOf<Vector<double>>& mask,
                                     const Vector<double>& where_set,
                                     const Vector<double>& elsewhere) {
-  return mask ? where_set : elsewhere;
+  return SelectLanes<double>(mask, where_set, elsewhere);
 }
 
 // Of elements that need not be aligned as a vector is.

@@ -254,7 +254,9 @@ Result<std::unique_ptr<Segment>> Segment::Map(UniqueFd fd) {
 Status Segment::ReadHeader() {
   SegmentHeader header;
   std::memcpy(&header, mapping_.data(), sizeof(header));
-  if (header.magic != kSegmentMagic) return DamagedHeader("it does not begin with the magic number");
+  if (header.magic != kSegmentMagic) {
+    return DamagedHeader("it does not begin with the magic number");
+  }
   if (header.format_version != kSegmentFormatVersion) {
     return FailedPreconditionError(
         "the segment has format " + std::to_string(header.format_version) +

@@ -121,7 +121,8 @@ class Segment : public SegmentControl {
   void Leave(const MemberId& member) override;
   bool LeaveUnlessLast(const MemberId& member) override;
   Status CheckMember(const MemberId& member) const override;
-  void PublishProgress(const MemberId& member, uint64_t steps) override;
+  void PublishProgress(const MemberId& member, const Progress& progress) override;
+  void PublishSteps(const MemberId& member, uint64_t steps) override;
   void SetTraining(const MemberId& member, bool training) override;
   std::vector<MemberInfo> Members() override;
   uint32_t CountLive() const override;
@@ -146,11 +147,21 @@ class Segment : public SegmentControl {
   Status Unlock(const MemberId& member, uint64_t token) override;
   std::optional<uint32_t> LockHolder() override;
   Result<uint64_t> EnterRound(const MemberId& member) override;
-  void FinishShare(const MemberId& member, uint64_t round) override;
+  bool IsTurn(const MemberId& member, uint64_t round) override;
+  void FinishShare(const MemberId& member, uint64_t round, bool ends_phase) override;
   bool TryCloseRound(uint64_t round, bool force) override;
   void FinishRound(const MemberId& member, uint64_t round) override;
   std::vector<uint32_t> MissingInRound() override;
   uint64_t rounds_closed() const override { return control()->rounds_closed.load(); }
+  uint64_t phase() const override { return control()->phase.load(); }
+  void SetFirstPhase(const MemberId& member, uint64_t phase) override;
+  void EnterPhase(const MemberId& member, uint64_t phase) override;
+  bool TryEndPhase(const MemberId& member, uint64_t phase) override;
+  Result<std::string> AgreeOnSchedule(const MemberId& member, const std::string& words) override;
+  Result<uint64_t> PostNotice(const MemberId& member, const std::string& text) override;
+  Notice LastNotice() override;
+  void RequestStop(const MemberId& member) override;
+  bool stop_requested() const override { return control()->stop_requested.load() != 0; }
   uint32_t changes() const override { return control()->changes.load(); }
   void WaitForChange(uint32_t seen, int64_t timeout_nanos) const override;
 
@@ -191,12 +202,16 @@ class Segment : public SegmentControl {
   std::vector<uint32_t> MissingLocked(const BarrierEntry& barrier) const;
   BarrierEntry* FindBarrier(uint64_t id);
   void LeaveBarriers(uint32_t worker_index);
-  // Closes the open round once all its live members' shares are in. True if no round is
-  // open now.
+  // Whether it has come to a meeting that is still open.
+  bool IsAtMeeting(const MemberSlot& member) const;
+  // The workers whose shares the round waits for.
+  std::vector<uint32_t> MissingShares(uint64_t round) const;
+  // Those whose shares are in and who still have to read the mean.
+  std::vector<uint32_t> MissingReaders(uint64_t round) const;
+  bool AllBelowShared(const MemberId& member, uint64_t round) const;
+  // Closes the open round once no share is missing. True if no round is open now.
   bool CloseCompleteRoundLocked();
-  // The live members who have come to `from` of a round and not to `to`.
-  std::vector<uint32_t> BehindInRound(uint64_t round, std::atomic<uint64_t> MemberSlot::*from,
-                                      std::atomic<uint64_t> MemberSlot::*to) const;
+  void CloseRoundLocked();
   void NotifyChange() const;
   bool ReapLocked();
   void End(const MemberId& member, MemberState state);

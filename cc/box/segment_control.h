@@ -17,6 +17,9 @@ namespace tf_smb {
 
 constexpr double kMaxLockLeaseSeconds = 3600.0;
 
+// INVALID_ARGUMENT if longer than kMaxTextBytes.
+Status CheckText(const std::string& text);
+
 // A member's right to be one: slot and incarnation. A fenced member's differs from
 // what the slot holds now.
 struct MemberId {
@@ -30,10 +33,26 @@ struct MemberInfo {
   uint32_t process_id = 0;
   uint64_t incarnation = 0;
   uint64_t steps = 0;
+  uint64_t epoch = 0;
+  uint64_t batch = 0;
+  uint64_t phase = 0;
   uint64_t exchanges = 0;
   uint64_t arrived = 0;
   uint64_t finished = 0;
   bool training = false;
+};
+
+// How far a worker is. Steps are updates of its weights; batches count data.
+struct Progress {
+  uint64_t steps = 0;
+  uint64_t epoch = 0;
+  uint64_t batch = 0;  // of the epoch: how many it has trained on
+};
+
+// A text that one worker left for all.
+struct Notice {
+  uint64_t number = 0;  // counts notices from 1; 0: none yet
+  std::string text;
 };
 
 class SegmentControl {
@@ -68,7 +87,10 @@ class SegmentControl {
   virtual bool LeaveUnlessLast(const MemberId& member) = 0;
   virtual Status CheckMember(const MemberId& member) const = 0;
 
-  virtual void PublishProgress(const MemberId& member, uint64_t steps) = 0;
+  // What the center now has of this member; counts an exchange.
+  virtual void PublishProgress(const MemberId& member, const Progress& progress) = 0;
+  // How far it is between exchanges, for those who wait for it.
+  virtual void PublishSteps(const MemberId& member, uint64_t steps) = 0;
   virtual void SetTraining(const MemberId& member, bool training) = 0;
 
   // Everybody who ever joined and whose slot was not taken since, after reaping.
@@ -123,20 +145,52 @@ class SegmentControl {
 
   // --- Rounds ----------------------------------------------------------------
   // A round makes the center the weighted mean of its members' weights. In it are those
-  // who are live when it opens: with the first of them that enters.
+  // who are live when it opens, with the first of them that enters, and have not come to
+  // a meeting. Shares are added in the order of worker indexes, so that the same shares
+  // give the same bits.
   // The round this member is in now; 0 while it has to wait: one is open that it is not
   // in, or other members still read the mean of the last one, which it itself no longer will.
   virtual Result<uint64_t> EnterRound(const MemberId& member) = 0;
-  // This member's share is in the center.
-  virtual void FinishShare(const MemberId& member, uint64_t round) = 0;
-  // True once all its live members' shares are in, or it was closed before. `force` closes
-  // it with those that are there.
+  // Whether no member of the round with a lower index still has a share to add.
+  virtual bool IsTurn(const MemberId& member, uint64_t round) = 0;
+  // This member's share is in the center. `ends_phase`: the phase ends with this round.
+  virtual void FinishShare(const MemberId& member, uint64_t round, bool ends_phase) = 0;
+  // True once the shares of all its members that are live and have not come to a meeting
+  // since are in, or it was closed before. `force` closes it with those that are there.
+  // Closing ends the phase if any of its members said so.
   virtual bool TryCloseRound(uint64_t round, bool force) = 0;
   // This member has read the mean.
   virtual void FinishRound(const MemberId& member, uint64_t round) = 0;
   // Whom the round waits for: for their shares, or, once closed, to read the mean.
   virtual std::vector<uint32_t> MissingInRound() = 0;
   virtual uint64_t rounds_closed() const = 0;
+
+  // --- The schedule ----------------------------------------------------------
+  // Phases of a schedule, counted from 0, one after the other; all workers go through
+  // them together, and none through one that another has not come to yet: two workers
+  // are never more than one phase apart. Never goes back under one schedule.
+  virtual uint64_t phase() const = 0;
+  // Where the schedule begins: for the member that seeds, while it seeds. Else ignored.
+  virtual void SetFirstPhase(const MemberId& member, uint64_t phase) = 0;
+  // This member acts by `phase` from now on.
+  virtual void EnterPhase(const MemberId& member, uint64_t phase) = 0;
+  // Ends `phase` unless a live member that is training has not entered it yet: true once
+  // phase() is beyond it. Phases of rounds end with a round instead: see FinishShare.
+  virtual bool TryEndPhase(const MemberId& member, uint64_t phase) = 0;
+  // Sets the schedule in words, if nobody has before or no other member is live; returns
+  // the words in force. Other words than before begin at phase 0. INVALID_ARGUMENT if
+  // longer than kMaxTextBytes.
+  virtual Result<std::string> AgreeOnSchedule(const MemberId& member,
+                                              const std::string& words) = 0;
+
+  // --- Words to all ----------------------------------------------------------
+  // Leaves a text, instead of the one before; its number. INVALID_ARGUMENT if longer
+  // than kMaxTextBytes.
+  virtual Result<uint64_t> PostNotice(const MemberId& member, const std::string& text) = 0;
+  virtual Notice LastNotice() = 0;
+  // Asks all members to end their training; holds until a meeting closes.
+  virtual void RequestStop(const MemberId& member) = 0;
+  virtual bool stop_requested() const = 0;
 
   // --- Waiting ---------------------------------------------------------------
   // Read the count, look at the state, then wait for the count to move on.

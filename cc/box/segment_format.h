@@ -11,13 +11,14 @@
 namespace tf_smb {
 
 constexpr uint64_t kSegmentMagic = 0x314745534d53u;  // "SMSEG1"
-constexpr uint32_t kSegmentFormatVersion = 2;
+constexpr uint32_t kSegmentFormatVersion = 3;
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kChunkBytes = 256 * 1024;  // of the center
 constexpr uint32_t kMaxMembers = 1024;
 constexpr uint32_t kMaxWorkers = 1024;
 constexpr uint32_t kMaxBarriers = 64;
 constexpr uint32_t kMaxSideBuffers = 16;
+constexpr uint32_t kMaxTextBytes = 4096;  // of a text that the control block keeps
 
 // Written once by the creator, before anybody else sees the segment.
 struct SegmentHeader {
@@ -62,6 +63,9 @@ struct alignas(64) MemberSlot {
   std::atomic<uint64_t> incarnation;
   std::atomic<int64_t> renewed_nanos;  // boot time
   std::atomic<uint64_t> steps;
+  std::atomic<uint64_t> epoch;  // with `steps`, as of its last exchange
+  std::atomic<uint64_t> batch;  // of the epoch: how many it had trained on then
+  std::atomic<uint64_t> phase;  // of the schedule: the one it acts by
   std::atomic<uint64_t> steps_at_begin;  // of the training it is in, or was last in
   std::atomic<uint64_t> exchanges;
   std::atomic<uint64_t> arrived;   // meetings this member has come to
@@ -76,6 +80,16 @@ struct alignas(64) MemberSlot {
 // Workers, by index: bit i % 64 of word i / 64.
 struct WorkerSet {
   std::atomic<uint64_t> words[kMaxWorkers / 64];
+};
+
+// A text that changes as a whole: the next one is written where the present one is not,
+// and then counted.
+struct TextEntry {
+  std::atomic<uint64_t> number;  // counts changes; the present one lies in texts[number % 2]
+  struct {
+    std::atomic<uint32_t> size_bytes;
+    char bytes[kMaxTextBytes];
+  } texts[2];
 };
 
 // Free while `id` is 0.
@@ -105,6 +119,13 @@ struct ControlBlock {
   // Rounds: opened is closed, or one more.
   std::atomic<uint64_t> rounds_opened;
   std::atomic<uint64_t> rounds_closed;
+  std::atomic<uint64_t> round_ends_phase;  // 1 + the phase that ends with the open one; 0: none
+
+  // The schedule.
+  std::atomic<uint64_t> phase;           // never goes back
+  std::atomic<uint32_t> stop_requested;  // until the next meeting closes
+  TextEntry schedule;                    // in words: what all workers must have
+  TextEntry notice;                      // from one worker to all
 
   std::atomic<uint64_t> next_barrier_id;
   BarrierEntry barriers[kMaxBarriers];

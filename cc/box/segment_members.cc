@@ -61,6 +61,9 @@ Result<MemberId> Segment::Join(std::optional<uint32_t> worker_index) {
   taken_slot->incarnation.store(incarnation);
   taken_slot->renewed_nanos.store(BootTimeNanos());
   taken_slot->steps.store(0);
+  taken_slot->epoch.store(0);
+  taken_slot->batch.store(0);
+  taken_slot->phase.store(control()->phase.load());
   taken_slot->steps_at_begin.store(0);
   taken_slot->exchanges.store(0);
   taken_slot->arrived.store(closed);
@@ -129,9 +132,16 @@ bool Segment::LeaveUnlessLast(const MemberId& member) {
   return false;
 }
 
-void Segment::PublishProgress(const MemberId& member, uint64_t steps) {
-  slot(member).steps.store(steps, std::memory_order_relaxed);
+void Segment::PublishProgress(const MemberId& member, const Progress& progress) {
+  slot(member).steps.store(progress.steps, std::memory_order_relaxed);
+  slot(member).epoch.store(progress.epoch, std::memory_order_relaxed);
+  slot(member).batch.store(progress.batch, std::memory_order_relaxed);
   slot(member).exchanges.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Wakes nobody: it comes with every step.
+void Segment::PublishSteps(const MemberId& member, uint64_t steps) {
+  slot(member).steps.store(steps, std::memory_order_relaxed);
 }
 
 void Segment::SetTraining(const MemberId& member, bool training) {
@@ -181,6 +191,9 @@ std::vector<MemberInfo> Segment::Members() {
     info.process_id = member.process_id.load();
     info.incarnation = member.incarnation.load();
     info.steps = member.steps.load();
+    info.epoch = member.epoch.load();
+    info.batch = member.batch.load();
+    info.phase = member.phase.load();
     info.exchanges = member.exchanges.load();
     info.arrived = member.arrived.load();
     info.finished = member.finished.load();
@@ -265,6 +278,7 @@ bool Segment::TryCloseMeeting(uint64_t meeting) {
         std::min(fewest_steps, member.steps.load() - member.steps_at_begin.load());
   }
   control()->fewest_steps.store(fewest_steps);
+  control()->stop_requested.store(0);  // all have ended their training
   control()->meetings_closed.store(std::max(meeting, control()->meetings_closed.load()));
   NotifyChange();
   return true;
@@ -273,6 +287,10 @@ bool Segment::TryCloseMeeting(uint64_t meeting) {
 void Segment::FinishMeeting(const MemberId& member, uint64_t meeting) {
   slot(member).finished.store(meeting);
   NotifyChange();
+}
+
+bool Segment::IsAtMeeting(const MemberSlot& member) const {
+  return member.arrived.load() > control()->meetings_closed.load();
 }
 
 bool Segment::MeetingFinished(uint64_t meeting) const {

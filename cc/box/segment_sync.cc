@@ -1,13 +1,15 @@
 #include "cc/box/segment.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cc/box/segment_lock.h"
 #include "cc/common/clock.h"
 #include "cc/common/futex.h"
 
-// How members wait for each other: barriers, the lock, rounds, versions, changes.
+// How members wait for each other, and what they tell each other: barriers, the lock, rounds,
+// phases, texts, versions, changes.
 
 namespace tf_smb {
 namespace {
@@ -38,7 +40,29 @@ bool Holds(const WorkerSet& set, const std::vector<uint32_t>& workers) {
                     [](const auto& a, const auto& b) { return a.load() == b.load(); });
 }
 
+// Its number. Whoever dies before the count leaves the present text as it was.
+uint64_t SetText(const std::string& text, TextEntry* entry) {
+  const uint64_t number = entry->number.load() + 1;
+  auto& next = entry->texts[number % 2];
+  next.size_bytes.store(static_cast<uint32_t>(text.size()));
+  std::memcpy(next.bytes, text.data(), text.size());
+  entry->number.store(number);
+  return number;
+}
+
+std::string GetText(const TextEntry& entry) {
+  const auto& text = entry.texts[entry.number.load() % 2];
+  return std::string(text.bytes, std::min(text.size_bytes.load(), kMaxTextBytes));
+}
+
 }  // namespace
+
+Status CheckText(const std::string& text) {
+  if (text.size() <= kMaxTextBytes) return Status::Ok();
+  return InvalidArgumentError("a text for all workers has " + std::to_string(text.size()) +
+                              " bytes, more than " + std::to_string(kMaxTextBytes) +
+                              " [SMB-E069]");
+}
 
 // --- Barriers ----------------------------------------------------------------
 
@@ -163,7 +187,8 @@ Result<uint64_t> Segment::TryLock(const MemberId& member, double lease_s) {
   ReapLocked();
   TF_SMB_RETURN_IF_ERROR(CheckMember(member));
   const int64_t now = BootTimeNanos();
-  const bool held = control()->lock_holder.load() != 0 && now < control()->lock_expires_nanos.load();
+  const bool held =
+      control()->lock_holder.load() != 0 && now < control()->lock_expires_nanos.load();
   if (held) return uint64_t{0};
   const uint64_t token = control()->lock_token.load() + 1;
   control()->lock_holder.store(0);  // until all of the new grant is there
@@ -201,17 +226,27 @@ std::optional<uint32_t> Segment::LockHolder() {
 
 // --- Rounds ------------------------------------------------------------------
 
-std::vector<uint32_t> Segment::BehindInRound(uint64_t round,
-                                             std::atomic<uint64_t> MemberSlot::*from,
-                                             std::atomic<uint64_t> MemberSlot::*to) const {
-  std::vector<uint32_t> behind;
-  if (round == 0) return behind;
+std::vector<uint32_t> Segment::MissingShares(uint64_t round) const {
+  std::vector<uint32_t> missing;
   for (const MemberSlot& member : UsedSlots()) {
-    if (IsLive(member) && (member.*from).load() == round && (member.*to).load() < round) {
-      behind.push_back(member.worker_index.load());
+    if (IsLive(member) && !IsAtMeeting(member) && member.round_entered.load() == round &&
+        member.round_contributed.load() < round) {
+      missing.push_back(member.worker_index.load());
     }
   }
-  return behind;
+  return missing;
+}
+
+std::vector<uint32_t> Segment::MissingReaders(uint64_t round) const {
+  std::vector<uint32_t> missing;
+  if (round == 0) return missing;
+  for (const MemberSlot& member : UsedSlots()) {
+    if (IsLive(member) && member.round_contributed.load() == round &&
+        member.round_finished.load() < round) {
+      missing.push_back(member.worker_index.load());
+    }
+  }
+  return missing;
 }
 
 Result<uint64_t> Segment::EnterRound(const MemberId& member) {
@@ -228,18 +263,39 @@ Result<uint64_t> Segment::EnterRound(const MemberId& member) {
   const uint64_t closed = control()->rounds_closed.load();
   // Whoever comes to the next one does not read the mean of the last one any more.
   slot(member).round_finished.store(closed);
-  if (!BehindInRound(closed, &MemberSlot::round_contributed, &MemberSlot::round_finished).empty()) {
-    return uint64_t{0};
-  }
+  if (!MissingReaders(closed).empty()) return uint64_t{0};
   for (MemberSlot& other : UsedSlots()) {
-    if (IsLive(other)) other.round_entered.store(closed + 1);
+    if (IsLive(other) && !IsAtMeeting(other)) other.round_entered.store(closed + 1);
   }
+  slot(member).round_entered.store(closed + 1);  // wherever it was: it is here now
+  control()->round_ends_phase.store(0);
   control()->rounds_opened.store(closed + 1);
   NotifyChange();
   return closed + 1;
 }
 
-void Segment::FinishShare(const MemberId& member, uint64_t round) {
+bool Segment::AllBelowShared(const MemberId& member, uint64_t round) const {
+  const uint32_t self = slot(member).worker_index.load();
+  const std::vector<uint32_t> missing = MissingShares(round);
+  return std::all_of(missing.begin(), missing.end(),
+                     [self](uint32_t worker) { return worker >= self; });
+}
+
+bool Segment::IsTurn(const MemberId& member, uint64_t round) {
+  // A closed one takes no share: whoever adds one is told so.
+  if (!IsOpenRound(round) || AllBelowShared(member, round)) return true;
+  return Reap() && AllBelowShared(member, round);
+}
+
+void Segment::FinishShare(const MemberId& member, uint64_t round, bool ends_phase) {
+  if (ends_phase) {
+    // Only while the round is open: the next one is another.
+    ControlLock lock(this);
+    if (lock.held() && CheckMember(member).ok() && IsOpenRound(round) &&
+        control()->round_ends_phase.load() == 0) {
+      control()->round_ends_phase.store(phase() + 1);
+    }
+  }
   if (!CheckMember(member).ok()) return;
   slot(member).round_contributed.store(round);
   NotifyChange();
@@ -254,20 +310,24 @@ bool Segment::TryCloseRound(uint64_t round, bool force) {
   if (control()->rounds_opened.load() != round) return false;
   if (CloseCompleteRoundLocked()) return true;
   if (!force) return false;
-  control()->rounds_closed.store(round);
-  NotifyChange();
+  CloseRoundLocked();
   return true;
 }
 
 bool Segment::CloseCompleteRoundLocked() {
   const uint64_t opened = control()->rounds_opened.load();
   if (opened <= control()->rounds_closed.load()) return true;
-  if (!BehindInRound(opened, &MemberSlot::round_entered, &MemberSlot::round_contributed).empty()) {
-    return false;
-  }
-  control()->rounds_closed.store(opened);
-  NotifyChange();
+  if (!MissingShares(opened).empty()) return false;
+  CloseRoundLocked();
   return true;
+}
+
+void Segment::CloseRoundLocked() {
+  // Which phase it ends was said when it was: doing this twice, after a death in between,
+  // ends no other.
+  control()->phase.store(std::max(phase(), control()->round_ends_phase.load()));
+  control()->rounds_closed.store(control()->rounds_opened.load());
+  NotifyChange();
 }
 
 void Segment::FinishRound(const MemberId& member, uint64_t round) {
@@ -280,13 +340,89 @@ std::vector<uint32_t> Segment::MissingInRound() {
   Reap();
   const uint64_t closed = control()->rounds_closed.load();
   const uint64_t opened = control()->rounds_opened.load();
-  return opened > closed
-             ? BehindInRound(opened, &MemberSlot::round_entered, &MemberSlot::round_contributed)
-             : BehindInRound(closed, &MemberSlot::round_contributed, &MemberSlot::round_finished);
+  return opened > closed ? MissingShares(opened) : MissingReaders(closed);
 }
 
 bool Segment::IsOpenRound(uint64_t round) const {
   return control()->rounds_opened.load() == round && control()->rounds_closed.load() < round;
+}
+
+// --- The schedule ------------------------------------------------------------
+
+void Segment::SetFirstPhase(const MemberId& member, uint64_t phase) {
+  ControlLock lock(this);
+  if (!lock.held() || !CheckMember(member).ok() || !IsSeeder(slot(member))) return;
+  control()->phase.store(std::max(phase, this->phase()));
+  NotifyChange();
+}
+
+void Segment::EnterPhase(const MemberId& member, uint64_t phase) {
+  if (!CheckMember(member).ok()) return;
+  slot(member).phase.store(phase);
+  NotifyChange();
+}
+
+bool Segment::TryEndPhase(const MemberId& member, uint64_t phase) {
+  if (this->phase() > phase) return true;
+  ControlLock lock(this);
+  if (!lock.held()) return false;
+  ReapLocked();
+  if (this->phase() != phase) return this->phase() > phase;
+  if (!CheckMember(member).ok()) return false;
+  for (const MemberSlot& other : UsedSlots()) {
+    if (IsLive(other) && other.training.load() != 0 && !IsAtMeeting(other) &&
+        other.phase.load() < phase) {
+      return false;
+    }
+  }
+  control()->phase.store(phase + 1);
+  NotifyChange();
+  return true;
+}
+
+Result<std::string> Segment::AgreeOnSchedule(const MemberId& member, const std::string& words) {
+  TF_SMB_RETURN_IF_ERROR(CheckText(words));
+  ControlLock lock(this);
+  TF_SMB_RETURN_IF_ERROR(lock.status());
+  ReapLocked();
+  TF_SMB_RETURN_IF_ERROR(CheckMember(member));
+  TextEntry* const schedule = &control()->schedule;
+  if (schedule->number.load() == 0) {
+    SetText(words, schedule);
+  } else if (CountLive() == 1 && GetText(*schedule) != words) {
+    // Nobody else goes by the old one: this member begins anew.
+    SetText(words, schedule);
+    control()->phase.store(0);
+    slot(member).phase.store(0);
+  }
+  return GetText(*schedule);
+}
+
+// --- Words to all ------------------------------------------------------------
+
+Result<uint64_t> Segment::PostNotice(const MemberId& member, const std::string& text) {
+  TF_SMB_RETURN_IF_ERROR(CheckText(text));
+  ControlLock lock(this);
+  TF_SMB_RETURN_IF_ERROR(lock.status());
+  ReapLocked();
+  TF_SMB_RETURN_IF_ERROR(CheckMember(member));
+  const uint64_t number = SetText(text, &control()->notice);
+  NotifyChange();
+  return number;
+}
+
+Notice Segment::LastNotice() {
+  if (control()->notice.number.load() == 0) return {};
+  // Two texts on, this one would be overwritten while it is read. Whoever has stopped with
+  // the mutex writes no two.
+  ControlLock lock(this);
+  return {control()->notice.number.load(), GetText(control()->notice)};
+}
+
+void Segment::RequestStop(const MemberId& member) {
+  if (!CheckMember(member).ok()) return;
+  control()->stop_requested.store(1);
+  NotifyChange();
 }
 
 // --- Versions and changes ----------------------------------------------------

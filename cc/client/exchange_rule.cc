@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace tf_smb {
 
 Status ExchangeRule::Check() const {
+  if (synchronous) return Status::Ok();
   if (kind != MoveKind::kElastic && kind != MoveKind::kDelta) {
     return InvalidArgumentError("an exchange rule is elastic or delta averaging [SMB-E189]");
   }
@@ -18,6 +21,18 @@ Status ExchangeRule::Check() const {
   return InvalidArgumentError("the rate of this exchange rule must be above 0 and at most " +
                               std::to_string(static_cast<int>(highest)) + ", got " +
                               std::to_string(rate) + " [SMB-E191]");
+}
+
+std::string ExchangeRule::ToString() const {
+  if (synchronous) return "rounds";
+  char digits[32];  // the fewest that tell the rate from any other
+  for (int precision = 1; precision <= 17; ++precision) {
+    std::snprintf(digits, sizeof(digits), "%.*g", precision, rate);
+    if (std::strtod(digits, nullptr) == rate) break;
+  }
+  std::string text = kind == MoveKind::kDelta ? "delta" : "elastic";
+  if (!atomic) text += " (read, then accumulate)";
+  return text + " at " + digits + (per_worker ? " / workers" : "");
 }
 
 Move MoveChooser::Next(const ExchangeRule& rule, uint32_t num_live, bool others_moved,

@@ -4,6 +4,7 @@
 #define TF_SMB_CC_CLIENT_EXCHANGE_RULE_H_
 
 #include <cstdint>
+#include <string>
 
 #include "cc/box/exchange_kernel.h"
 #include "cc/common/status.h"
@@ -19,9 +20,14 @@ struct ExchangeRule {
   // False, for kElastic only: the whole center is read first, and added to later, as in
   // the papers (SEASGD). Others may move it in between.
   bool atomic = true;
+  // All workers together, in rounds: the center becomes the mean of their weights, and so do
+  // these. `kind`, `rate`, `per_worker` and `atomic` are not looked at.
+  bool synchronous = false;
 
   // INVALID_ARGUMENT with the accepted range.
   Status Check() const;
+  // The same for the same rule.
+  std::string ToString() const;
 };
 
 // Which move a worker makes next. A worker alone copies its weights into the

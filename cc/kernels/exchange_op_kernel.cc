@@ -1,5 +1,5 @@
-// The CPU kernel of TfSmbExchange. On other devices TensorFlow places the op on the
-// host and copies.
+// The CPU kernels of the ops. On other devices TensorFlow places them on the host and
+// copies.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -10,6 +10,7 @@
 #include "cc/client/attached_segment.h"
 #include "cc/client/segment_registry.h"
 #include "cc/kernels/exchange_op.h"
+#include "cc/kernels/interrupt.h"
 #include "cc/kernels/output_pool.h"
 #include "cc/kernels/tf_status.h"
 #include "tensorflow/c/kernels.h"
@@ -20,8 +21,9 @@ namespace {
 
 constexpr int kHandleInput = 0;
 constexpr int kStepsInput = 1;
-constexpr int kFirstLocalInput = 2;
-constexpr int kOutcomeOutput = 0;
+constexpr int kBatchesInput = 2;
+constexpr int kFirstLocalInput = 3;
+constexpr int kFirstOutput = 0;
 constexpr int kFirstDeltaOutput = 1;
 
 struct TensorDeleter {
@@ -95,54 +97,90 @@ Status CheckLocals(const Layout& layout, const std::vector<Tensor>& locals) {
   return Status::Ok();
 }
 
-Status SetOutcome(TF_OpKernelContext* context, ExchangeOutcome outcome, TF_Status* status) {
-  const Tensor tensor(TF_AllocateOutput(context, kOutcomeOutput, TF_INT32, nullptr, 0,
-                                        sizeof(int32_t), status));
+// A scalar, as the first output.
+template <typename Value>
+Status SetScalar(TF_OpKernelContext* context, TF_DataType dtype, Value value, TF_Status* status) {
+  const Tensor tensor(TF_AllocateOutput(context, kFirstOutput, dtype, nullptr, 0, sizeof(Value),
+                                        status));
   TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
-  *static_cast<int32_t*>(TF_TensorData(tensor.get())) = static_cast<int32_t>(outcome);
+  *static_cast<Value*>(TF_TensorData(tensor.get())) = value;
   return Status::Ok();
 }
 
-Status Exchange(TF_OpKernelContext* context, TF_Status* status) {
+struct Inputs {
+  std::shared_ptr<AttachedSegment> segment;
+  uint64_t steps = 0;
+  uint64_t batches = 0;
+};
+
+Result<Inputs> GetInputs(TF_OpKernelContext* context, TF_Status* status) {
   TF_SMB_ASSIGN_OR_RETURN(const int64_t handle, GetInt64(context, kHandleInput, status));
   TF_SMB_ASSIGN_OR_RETURN(const int64_t steps, GetInt64(context, kStepsInput, status));
-  const std::shared_ptr<AttachedSegment> segment = FindSegment(handle);
-  if (segment == nullptr) {
+  TF_SMB_ASSIGN_OR_RETURN(const int64_t batches, GetInt64(context, kBatchesInput, status));
+  Inputs inputs{FindSegment(handle), static_cast<uint64_t>(steps),
+                static_cast<uint64_t>(batches)};
+  if (inputs.segment == nullptr) {
     return FailedPreconditionError("segment handle " + std::to_string(handle) +
                                    " is not attached in this process [SMB-E234]");
   }
+  return inputs;
+}
+
+Status IsDue(TF_OpKernelContext* context, TF_Status* status) {
+  TF_SMB_ASSIGN_OR_RETURN(const Inputs inputs, GetInputs(context, status));
+  TF_SMB_ASSIGN_OR_RETURN(const bool due, inputs.segment->IsDue(inputs.steps, inputs.batches));
+  return SetScalar(context, TF_BOOL, due, status);
+}
+
+Result<ExchangeOutcome> ExchangeTensors(const Inputs& inputs, const std::vector<Tensor>& locals,
+                                        const std::vector<Tensor>& deltas) {
+  std::vector<const void*> local_data;
+  std::vector<void*> delta_data;
+  for (const Tensor& local : locals) local_data.push_back(TF_TensorData(local.get()));
+  for (const Tensor& delta : deltas) delta_data.push_back(TF_TensorData(delta.get()));
+  InterruptWatch interrupts;
+  WaitOptions options;
+  options.timeout_s = inputs.segment->round_timeout_s();
+  options.poll = [&interrupts] { return interrupts.Poll(); };
+  options.announce = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  const Result<ExchangeOutcome> outcome = inputs.segment->ExchangeScheduled(
+      WholeSpans(inputs.segment->layout(), local_data), delta_data, MoveOutput::kDelta,
+      inputs.steps, inputs.batches, options);
+  // See interrupt.h.
+  if (!outcome.ok() && interrupts.interrupted()) return ExchangeOutcome::kSkipped;
+  return outcome;
+}
+
+Status Exchange(TF_OpKernelContext* context, TF_Status* status) {
+  TF_SMB_ASSIGN_OR_RETURN(const Inputs inputs, GetInputs(context, status));
   std::vector<Tensor> locals;
   for (int i = kFirstLocalInput; i < TF_NumInputs(context); ++i) {
     locals.push_back(GetInput(context, i, status));
     TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
   }
-  TF_SMB_RETURN_IF_ERROR(CheckLocals(segment->layout(), locals));
-
+  TF_SMB_RETURN_IF_ERROR(CheckLocals(inputs.segment->layout(), locals));
   std::vector<Tensor> deltas;
-  std::vector<const void*> local_data;
-  std::vector<void*> delta_data;
   for (const Tensor& local : locals) {
     deltas.push_back(NewPooledTensor(local.get()));
     if (deltas.back() == nullptr) {
       return ResourceExhaustedError("no memory for an exchange [SMB-E235]");
     }
-    local_data.push_back(TF_TensorData(local.get()));
-    delta_data.push_back(TF_TensorData(deltas.back().get()));
   }
-  TF_SMB_ASSIGN_OR_RETURN(const ExchangeOutcome outcome,
-                          segment->Exchange(WholeSpans(segment->layout(), local_data), delta_data,
-                                            MoveOutput::kDelta, static_cast<uint64_t>(steps)));
-  const std::vector<Tensor>& outputs = outcome == ExchangeOutcome::kMoved ? deltas : locals;
+  TF_SMB_ASSIGN_OR_RETURN(const ExchangeOutcome outcome, ExchangeTensors(inputs, locals, deltas));
+  const bool written =
+      outcome == ExchangeOutcome::kMoved || outcome == ExchangeOutcome::kReplaced;
+  const std::vector<Tensor>& outputs = written ? deltas : locals;
   for (size_t i = 0; i < outputs.size(); ++i) {
     TF_SetOutput(context, kFirstDeltaOutput + static_cast<int>(i), outputs[i].get(), status);
     TF_SMB_RETURN_IF_ERROR(FromTensorFlow(status));
   }
-  return SetOutcome(context, outcome, status);
+  return SetScalar(context, TF_INT32, static_cast<int32_t>(outcome), status);
 }
 
+template <Status (*kCompute)(TF_OpKernelContext*, TF_Status*)>
 void Compute(void*, TF_OpKernelContext* context) {
   TF_Status* const status = TF_NewStatus();
-  const Status result = Exchange(context, status);
+  const Status result = kCompute(context, status);
   if (!result.ok()) {
     ToTensorFlow(result, status);
     TF_OpKernelContext_Failure(context, status);
@@ -150,18 +188,23 @@ void Compute(void*, TF_OpKernelContext* context) {
   TF_DeleteStatus(status);
 }
 
-}  // namespace
-
-void RegisterExchangeKernel() {
+void Register(const char* op_name, void (*compute)(void*, TF_OpKernelContext*)) {
   TF_KernelBuilder* const builder =
-      TF_NewKernelBuilder(kExchangeOpName, "CPU", nullptr, &Compute, nullptr);
+      TF_NewKernelBuilder(op_name, "CPU", nullptr, compute, nullptr);
   TF_Status* const status = TF_NewStatus();
-  TF_RegisterKernelBuilder(kExchangeOpName, builder, status);
+  TF_RegisterKernelBuilder(op_name, builder, status);
   if (TF_GetCode(status) != TF_OK) {
-    std::fprintf(stderr, "tf_smb: cannot register the kernel of %s: %s\n", kExchangeOpName,
+    std::fprintf(stderr, "tf_smb: cannot register the kernel of %s: %s\n", op_name,
                  TF_Message(status));
   }
   TF_DeleteStatus(status);
+}
+
+}  // namespace
+
+void RegisterExchangeKernels() {
+  Register(kExchangeOpName, &Compute<&Exchange>);
+  Register(kIsDueOpName, &Compute<&IsDue>);
 }
 
 }  // namespace tf_smb

@@ -6,8 +6,8 @@ namespace tf_smb {
 namespace {
 
 __attribute__((constructor)) void RegisterAll() {
-  RegisterExchangeOp();
-  RegisterExchangeKernel();
+  RegisterExchangeOps();
+  RegisterExchangeKernels();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,17 @@ MoveKind ParseMoveKind(const std::string& text) {
                                     " [SMB-E261]"));
   return MoveKind::kElastic;
 }
+
+ScheduleUnit ParseUnit(const std::string& text) {
+  if (text == "step") return ScheduleUnit::kSteps;
+  if (text == "epoch") return ScheduleUnit::kEpochs;
+  ThrowIfError(InvalidArgumentError("the unit of a schedule is 'step' or 'epoch', got '" + text +
+                                    "' [SMB-E265]"));
+  return ScheduleUnit::kSteps;
+}
+
+// begin, kind, rate, per_worker, atomic, synchronous, period.
+using PhaseTuple = std::tuple<uint64_t, std::string, double, bool, bool, bool, uint64_t>;
 
 FiniteCheck ParseFiniteCheck(const std::string& text) {
   if (text == "before") return FiniteCheck::kBefore;
@@ -53,6 +65,7 @@ const char* OutcomeName(ExchangeOutcome outcome) {
     case ExchangeOutcome::kMoved: return "moved";
     case ExchangeOutcome::kUnchanged: return "unchanged";
     case ExchangeOutcome::kSkipped: return "skipped";
+    case ExchangeOutcome::kReplaced: return "replaced";
   }
   return "unknown";
 }
@@ -64,6 +77,9 @@ py::dict ToDict(const MemberInfo& member) {
   dict["process_id"] = member.process_id;
   dict["incarnation"] = member.incarnation;
   dict["steps"] = member.steps;
+  dict["epoch"] = member.epoch;
+  dict["batch"] = member.batch;
+  dict["phase"] = member.phase;
   dict["exchanges"] = member.exchanges;
   dict["arrived"] = member.arrived;
   dict["finished"] = member.finished;
@@ -71,16 +87,34 @@ py::dict ToDict(const MemberInfo& member) {
   return dict;
 }
 
+py::dict ToDict(const ExchangeChange& change) {
+  py::dict dict;
+  dict["steps"] = change.steps;
+  dict["phase"] = change.phase;
+  dict["period"] = change.period;
+  dict["rate"] = change.rate;
+  dict["num_live"] = change.num_live;
+  return dict;
+}
+
 py::dict ToDict(const ExchangeStats& stats) {
   py::dict dict;
+  py::list changes;
+  for (const ExchangeChange& change : stats.changes) changes.append(ToDict(change));
   dict["exchanges"] = stats.exchanges;
   dict["skipped_exchanges"] = stats.skipped_exchanges;
   dict["skipped_chunks"] = stats.skipped_chunks;
   dict["times_fenced"] = stats.times_fenced;
+  dict["rounds"] = stats.rounds;
+  dict["moved_bytes"] = stats.moved_bytes;
   dict["exchange_s"] = stats.exchange_s;
+  dict["waiting_s"] = stats.waiting_s;
   dict["last_staleness"] = stats.last_staleness;
   dict["last_rate"] = stats.last_rate;
   dict["last_num_live"] = stats.last_num_live;
+  dict["staleness_histogram"] = py::list(py::cast(stats.staleness_histogram));
+  dict["changes"] = changes;
+  dict["changes_forgotten"] = stats.changes_forgotten;
   return dict;
 }
 
@@ -206,19 +240,57 @@ void Rebase(const PySegment& s, py::handle arrays) {
   WithoutGil([&] { ThrowIfError(segment->Rebase(buffers.ConstSpans())); });
 }
 
-const char* Exchange(const PySegment& s, py::handle arrays, uint64_t steps) {
+const char* Exchange(const PySegment& s, py::handle arrays, uint64_t steps, uint64_t batches,
+                     py::object announce) {
   const auto segment = s.Get();
   const Buffers buffers(segment->layout(), arrays, BufferAccess::kWrite);
-  return OutcomeName(WithoutGil([&] {
-    return ValueOrThrow(segment->Exchange(buffers.AveragedSpans(), buffers.AveragedPointers(),
-                                          MoveOutput::kValue, steps));
-  }));
+  PythonWait wait(segment->round_timeout_s(), std::move(announce));
+  const Result<ExchangeOutcome> outcome = wait.Run([&](const WaitOptions& options) {
+    return segment->ExchangeScheduled(buffers.AveragedSpans(), buffers.AveragedPointers(),
+                                      MoveOutput::kValue, steps, batches, options);
+  });
+  wait.ThrowIfInterrupted();
+  return OutcomeName(ValueOrThrow(outcome));
 }
 
 void CheckArrays(const PySegment& s, py::handle arrays, bool writeable) {
   const auto segment = s.Get();
   const Buffers buffers(segment->layout(), arrays,
                         writeable ? BufferAccess::kWrite : BufferAccess::kRead);
+}
+
+// --- The schedule ------------------------------------------------------------
+
+void SetSchedule(const PySegment& s, const std::vector<PhaseTuple>& phases,
+                 const std::string& unit, uint64_t first_position) {
+  const auto segment = s.Get();
+  std::vector<Phase> parsed;
+  for (const auto& [begin, kind, rate, per_worker, atomic, synchronous, period] : phases) {
+    parsed.push_back(
+        {begin, {ParseMoveKind(kind), rate, per_worker, atomic, synchronous}, period});
+  }
+  const Schedule schedule = ValueOrThrow(Schedule::Create(std::move(parsed), ParseUnit(unit)));
+  WithoutGil([&] { ThrowIfError(segment->SetSchedule(schedule, first_position)); });
+}
+
+bool IsDue(const PySegment& s, uint64_t steps, uint64_t batches) {
+  const auto segment = s.Get();
+  return WithoutGil([&] { return ValueOrThrow(segment->IsDue(steps, batches)); });
+}
+
+void BeginEpoch(const PySegment& s, uint64_t epoch, uint64_t batches) {
+  const auto segment = s.Get();
+  WithoutGil([&] { ThrowIfError(segment->BeginEpoch(epoch, batches)); });
+}
+
+void SetPeriod(const PySegment& s, uint64_t period) {
+  const auto segment = s.Get();
+  WithoutGil([&] { ThrowIfError(segment->SetPeriod(period)); });
+}
+
+void SetStatistics(const PySegment& s, const std::vector<bool>& statistics) {
+  const auto segment = s.Get();
+  WithoutGil([&] { ThrowIfError(segment->SetStatistics(statistics)); });
 }
 
 // --- Each other --------------------------------------------------------------
@@ -398,18 +470,70 @@ void DefineMembers(py::class_<PySegment>* segment) {
       .def("wait_for_version", &WaitForVersion, py::arg("version"), py::arg("timeout_s"));
 }
 
+void DefineSchedule(py::class_<PySegment>* segment) {
+  segment
+      ->def("set_schedule", &SetSchedule, py::arg("phases"), py::arg("unit"),
+            py::arg("first_position"))
+      .def("is_due", &IsDue, py::arg("steps"), py::arg("batches"))
+      .def("begin_epoch", &BeginEpoch, py::arg("epoch"), py::arg("batches"))
+      .def("set_period", &SetPeriod, py::arg("period"))
+      .def("set_statistics", &SetStatistics, py::arg("statistics"))
+      .def(
+          "set_round_timeout",
+          [](PySegment& s, double seconds) { s.Get()->SetRoundTimeout(seconds); },
+          py::arg("seconds"))
+      .def_property_readonly(
+          "center_phase",
+          [](PySegment& s) { return Control(s, [](auto* c) { return c->phase(); }); })
+      .def_property_readonly("phase", [](PySegment& s) { return s.Get()->phase(); })
+      .def_property_readonly("period", [](PySegment& s) { return s.Get()->period(); });
+}
+
+// What members tell each other.
+void DefineWords(py::class_<PySegment>* segment) {
+  segment
+      ->def(
+          "post_notice",
+          [](PySegment& s, const std::string& text) {
+            return AsMember(s, [&](auto* c, auto member) {
+              return ValueOrThrow(c->PostNotice(member, text));
+            });
+          },
+          py::arg("text"))
+      .def("notice",
+           [](PySegment& s) {
+             const Notice notice = Control(s, [](auto* c) { return c->LastNotice(); });
+             return py::make_tuple(notice.number, notice.text);
+           })
+      .def("request_stop",
+           [](PySegment& s) {
+             AsMember(s, [](auto* c, auto member) { c->RequestStop(member); });
+           })
+      .def_property_readonly(
+          "stop_requested",
+          [](PySegment& s) { return Control(s, [](auto* c) { return c->stop_requested(); }); })
+      .def(
+          "publish_steps",
+          [](PySegment& s, uint64_t steps) {
+            AsMember(s, [&](auto* c, auto member) { c->PublishSteps(member, steps); });
+          },
+          py::arg("steps"));
+}
+
 // Whatever takes the lock of exchanges gives up the GIL first: who holds that lock may be
 // waiting for the GIL, to look for Ctrl-C.
 void DefineWeights(py::class_<PySegment>* segment) {
   segment
       ->def(
           "set_rule",
-          [](PySegment& s, const std::string& kind, double rate, bool per_worker, bool atomic) {
+          [](PySegment& s, const std::string& kind, double rate, bool per_worker, bool atomic,
+             bool synchronous) {
             const auto segment = s.Get();
-            const ExchangeRule rule{ParseMoveKind(kind), rate, per_worker, atomic};
+            const ExchangeRule rule{ParseMoveKind(kind), rate, per_worker, atomic, synchronous};
             WithoutGil([&] { ThrowIfError(segment->SetRule(rule)); });
           },
-          py::arg("kind"), py::arg("rate"), py::arg("per_worker"), py::arg("atomic"))
+          py::arg("kind"), py::arg("rate"), py::arg("per_worker"), py::arg("atomic"),
+          py::arg("synchronous"))
       .def(
           "set_finite_check",
           [](PySegment& s, const std::string& when) {
@@ -432,7 +556,8 @@ void DefineWeights(py::class_<PySegment>* segment) {
       .def("slice_dtype", &SliceDType, py::arg("variable"), py::arg("start"), py::arg("count"))
       .def("axpy", &Axpy, py::arg("scale"), py::arg("source"), py::arg("timeout_s"))
       .def("rebase", &Rebase, py::arg("arrays"))
-      .def("exchange", &Exchange, py::arg("arrays"), py::arg("steps"))
+      .def("exchange", &Exchange, py::arg("arrays"), py::arg("steps"), py::arg("batches"),
+           py::arg("announce"))
       .def("average", &Average, py::arg("arrays"), py::arg("weight"), py::arg("steps"),
            py::arg("timeout_s"), py::arg("announce"))
       .def("check_arrays", &CheckArrays, py::arg("arrays"), py::arg("writeable"))
@@ -454,6 +579,8 @@ void DefineSegment(py::module_* module) {
   DefineProperties(&segment);
   DefineMembers(&segment);
   DefineWeights(&segment);
+  DefineSchedule(&segment);
+  DefineWords(&segment);
 }
 
 }  // namespace tf_smb

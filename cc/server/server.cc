@@ -186,8 +186,8 @@ Status Server::NoSuchSegmentLocked(const std::string& name) const {
     names += (names.empty() ? "" : ", ") + ("'" + existing + "'");
     ++named;
   }
-  return NotFoundError("there is no segment '" + name + "' at " + listener_->address() + "; it has " +
-                       (names.empty() ? "none" : names) + " [SMB-E152]");
+  return NotFoundError("there is no segment '" + name + "' at " + listener_->address() +
+                       "; it has " + (names.empty() ? "none" : names) + " [SMB-E152]");
 }
 
 std::vector<SegmentSummary> Server::ListLocked() {

@@ -47,7 +47,9 @@ std::optional<DType> DTypeFromName(std::string_view name) {
 const std::string& AllDTypeNames() {
   static const std::string* const names = [] {
     auto* text = new std::string();
-    for (const Entry& entry : kEntries) *text += (text->empty() ? "" : ", ") + std::string(entry.name);
+    for (const Entry& entry : kEntries) {
+      *text += (text->empty() ? "" : ", ") + std::string(entry.name);
+    }
     return text;
   }();
   return *names;

@@ -122,8 +122,9 @@ Status Layout::CheckSame(const Layout& theirs, std::string_view theirs_label) co
   const Variable& extra = here_longer ? variables_[shared] : theirs.variables_[shared];
   return FailedPreconditionError(
       "the models differ: " + std::to_string(variables_.size()) + " variables here, " +
-      std::to_string(theirs.variables_.size()) + " in " + label + "; the first without a partner is " +
-      extra.ToString() + (here_longer ? " here" : " there") + " [SMB-E017]");
+      std::to_string(theirs.variables_.size()) + " in " + label +
+      "; the first without a partner is " + extra.ToString() +
+      (here_longer ? " here" : " there") + " [SMB-E017]");
 }
 
 }  // namespace tf_smb

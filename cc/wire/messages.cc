@@ -27,13 +27,13 @@ Status CheckJobId(std::string_view job_id) {
   return CheckName("a job id", job_id, kMaxJobIdBytes);
 }
 
-void PutMessageHeader(Encoder* encoder, uint8_t type) {
+void PutMessageHeader(Encoder* encoder, uint8_t type, uint32_t minor) {
   encoder->PutU32(kProtocolMajor);
-  encoder->PutU32(kProtocolMinor);
+  encoder->PutU32(minor);
   encoder->PutU8(type);
 }
 
-Result<uint8_t> GetMessageHeader(Decoder* decoder) {
+Result<uint8_t> GetMessageHeader(Decoder* decoder, uint32_t* minor_version) {
   const uint32_t major = decoder->GetU32();
   const uint32_t minor = decoder->GetU32();
   const uint8_t type = decoder->GetU8();
@@ -44,6 +44,7 @@ Result<uint8_t> GetMessageHeader(Decoder* decoder) {
         ", this side " + std::to_string(kProtocolMajor) + "." + std::to_string(kProtocolMinor) +
         ": upgrade " + (major < kProtocolMajor ? "the peer" : "this side") + " [SMB-E021]");
   }
+  if (minor_version != nullptr) *minor_version = minor;
   return type;
 }
 

@@ -16,7 +16,7 @@
 namespace tf_smb {
 
 constexpr uint32_t kProtocolMajor = 1;
-constexpr uint32_t kProtocolMinor = 1;
+constexpr uint32_t kProtocolMinor = 2;
 // A frame is u32 length, then so many bytes. Longer ones are refused unread.
 constexpr uint32_t kMaxFrameBytes = 64u << 20;
 constexpr uint32_t kMaxSegmentNameBytes = 200;
@@ -26,11 +26,12 @@ constexpr uint32_t kMaxJobIdBytes = 100;
 Status CheckSegmentName(std::string_view name);
 Status CheckJobId(std::string_view job_id);
 
-// What every message begins with.
-void PutMessageHeader(Encoder* encoder, uint8_t type);
-// The type, which may be one that nobody knows. DATA_LOSS if there is no header,
-// FAILED_PRECONDITION naming both versions if the peer's major one differs.
-Result<uint8_t> GetMessageHeader(Decoder* decoder);
+// What every message begins with. `minor`: what both sides know, where that matters.
+void PutMessageHeader(Encoder* encoder, uint8_t type, uint32_t minor = kProtocolMinor);
+// The type, which may be one that nobody knows, and, where wanted, the minor version.
+// DATA_LOSS if there is no header, FAILED_PRECONDITION naming both versions if the peer's
+// major one differs.
+Result<uint8_t> GetMessageHeader(Decoder* decoder, uint32_t* minor = nullptr);
 // The same of a whole message.
 Result<uint8_t> MessageTypeOf(std::string_view bytes);
 

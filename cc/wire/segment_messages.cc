@@ -38,8 +38,8 @@ std::optional<uint32_t> GetOptional(Decoder* decoder) {
   return has ? std::optional<uint32_t>(value) : std::nullopt;
 }
 
-void PutType(Encoder* encoder, SegmentMessageType type) {
-  PutMessageHeader(encoder, static_cast<uint8_t>(type));
+void PutType(Encoder* encoder, SegmentMessageType type, uint32_t minor = kProtocolMinor) {
+  PutMessageHeader(encoder, static_cast<uint8_t>(type), minor);
 }
 
 Status CheckType(uint8_t type, SegmentMessageType wanted, const char* what) {
@@ -89,7 +89,7 @@ Status GetWorkers(Decoder* decoder, std::vector<uint32_t>* workers) {
   return Status::Ok();
 }
 
-void PutMember(Encoder* encoder, const ListedMember& member) {
+void PutMember(Encoder* encoder, const ListedMember& member, uint32_t minor) {
   encoder->PutU32(member.worker_index);
   encoder->PutU32(member.state);
   encoder->PutU32(member.process_id);
@@ -99,9 +99,13 @@ void PutMember(Encoder* encoder, const ListedMember& member) {
   encoder->PutU64(member.arrived);
   encoder->PutU64(member.finished);
   PutBool(encoder, member.training);
+  if (minor < 2) return;
+  encoder->PutU64(member.epoch);
+  encoder->PutU64(member.batch);
+  encoder->PutU64(member.phase);
 }
 
-ListedMember GetMember(Decoder* decoder) {
+ListedMember GetMember(Decoder* decoder, uint32_t minor) {
   ListedMember member;
   member.worker_index = decoder->GetU32();
   member.state = decoder->GetU32();
@@ -112,6 +116,10 @@ ListedMember GetMember(Decoder* decoder) {
   member.arrived = decoder->GetU64();
   member.finished = decoder->GetU64();
   member.training = GetBool(decoder);
+  if (minor < 2) return member;
+  member.epoch = decoder->GetU64();
+  member.batch = decoder->GetU64();
+  member.phase = decoder->GetU64();
   return member;
 }
 
@@ -171,9 +179,9 @@ std::string EncodeGrant(const Grant& grant) {
 
 Result<Grant> DecodeGrant(std::string_view bytes) {
   Decoder decoder(bytes);
-  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder));
-  TF_SMB_RETURN_IF_ERROR(CheckType(type, SegmentMessageType::kGrant, "a grant"));
   Grant grant;
+  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder, &grant.minor));
+  TF_SMB_RETURN_IF_ERROR(CheckType(type, SegmentMessageType::kGrant, "a grant"));
   grant.service = decoder.GetU64();
   grant.attachment = decoder.GetU64();
   grant.created = GetBool(&decoder);
@@ -189,7 +197,7 @@ Result<Grant> DecodeGrant(std::string_view bytes) {
 
 std::string EncodeControlRequest(const ControlRequest& request) {
   Encoder encoder;
-  PutType(&encoder, SegmentMessageType::kControl);
+  PutType(&encoder, SegmentMessageType::kControl, request.minor);
   encoder.PutU64(request.sequence);
   encoder.PutU64(request.attachment);
   encoder.PutU8(static_cast<uint8_t>(request.call));
@@ -199,14 +207,19 @@ std::string EncodeControlRequest(const ControlRequest& request) {
   PutBool(&encoder, request.flag);
   PutF64(&encoder, request.seconds);
   PutWorkers(&encoder, request.workers);
+  if (request.minor >= 2) {
+    encoder.PutU64(request.epoch);
+    encoder.PutU64(request.batch);
+    encoder.PutString(request.text);
+  }
   return std::move(encoder).Release();
 }
 
 Result<ControlRequest> DecodeControlRequest(std::string_view bytes) {
   Decoder decoder(bytes);
-  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder));
-  TF_SMB_RETURN_IF_ERROR(CheckType(type, SegmentMessageType::kControl, "a control request"));
   ControlRequest request;
+  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder, &request.minor));
+  TF_SMB_RETURN_IF_ERROR(CheckType(type, SegmentMessageType::kControl, "a control request"));
   request.sequence = decoder.GetU64();
   request.attachment = decoder.GetU64();
   const uint8_t call = decoder.GetU8();
@@ -216,9 +229,14 @@ Result<ControlRequest> DecodeControlRequest(std::string_view bytes) {
   request.flag = GetBool(&decoder);
   request.seconds = GetF64(&decoder);
   TF_SMB_RETURN_IF_ERROR(GetWorkers(&decoder, &request.workers));
+  if (request.minor >= 2) {
+    request.epoch = decoder.GetU64();
+    request.batch = decoder.GetU64();
+    request.text = decoder.GetString(kMaxControlTextBytes);
+  }
   TF_SMB_RETURN_IF_ERROR(decoder.Finish("a control request"));
   if (call < static_cast<uint8_t>(ControlCall::kVersion) ||
-      call > static_cast<uint8_t>(ControlCall::kWaitForChange)) {
+      call > static_cast<uint8_t>(kLastControlCall)) {
     return DataLossError("unknown control call " + std::to_string(call) + " [SMB-E029]");
   }
   request.call = static_cast<ControlCall>(call);
@@ -227,23 +245,24 @@ Result<ControlRequest> DecodeControlRequest(std::string_view bytes) {
 
 std::string EncodeControlReply(const ControlReply& reply) {
   Encoder encoder;
-  PutType(&encoder, SegmentMessageType::kControlReply);
+  PutType(&encoder, SegmentMessageType::kControlReply, reply.minor);
   encoder.PutU64(reply.sequence);
   PutStatus(&encoder, reply.status);
   encoder.PutU64(reply.number);
   encoder.PutU32(reply.slot);
   PutWorkers(&encoder, reply.workers);
   encoder.PutU32(static_cast<uint32_t>(reply.members.size()));
-  for (const ListedMember& member : reply.members) PutMember(&encoder, member);
+  for (const ListedMember& member : reply.members) PutMember(&encoder, member, reply.minor);
+  if (reply.minor >= 2) encoder.PutString(reply.text);
   return std::move(encoder).Release();
 }
 
 Result<ControlReply> DecodeControlReply(std::string_view bytes) {
   Decoder decoder(bytes);
-  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder));
+  ControlReply reply;
+  TF_SMB_ASSIGN_OR_RETURN(const uint8_t type, GetMessageHeader(&decoder, &reply.minor));
   TF_SMB_RETURN_IF_ERROR(
       CheckType(type, SegmentMessageType::kControlReply, "a control reply"));
-  ControlReply reply;
   reply.sequence = decoder.GetU64();
   TF_SMB_RETURN_IF_ERROR(GetStatus(&decoder, &reply.status));
   reply.number = decoder.GetU64();
@@ -252,8 +271,9 @@ Result<ControlReply> DecodeControlReply(std::string_view bytes) {
   TF_SMB_ASSIGN_OR_RETURN(const uint32_t count,
                           GetCount(&decoder, kMaxListedMembers, "members"));
   for (uint32_t i = 0; i < count && decoder.ok(); ++i) {
-    reply.members.push_back(GetMember(&decoder));
+    reply.members.push_back(GetMember(&decoder, reply.minor));
   }
+  if (reply.minor >= 2) reply.text = decoder.GetString(kMaxControlTextBytes);
   TF_SMB_RETURN_IF_ERROR(decoder.Finish("a control reply"));
   return reply;
 }

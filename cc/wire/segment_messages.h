@@ -21,6 +21,7 @@ namespace tf_smb {
 // More workers than a message may list.
 constexpr uint32_t kMaxListedWorkers = 1024;
 constexpr uint32_t kMaxListedMembers = 1024;
+constexpr uint32_t kMaxControlTextBytes = 4096;
 // Of one chunk: no more variables begin in it.
 constexpr uint32_t kMaxSpans = 4096;
 // Values in a message begin at a multiple of this, and so does each span in them: they
@@ -39,7 +40,7 @@ enum class SegmentMessageType : uint8_t {
   kDataReply = 131,
 };
 
-// The functions of SegmentControl, in its order. Never renumber.
+// The functions of SegmentControl. Never renumber.
 enum class ControlCall : uint8_t {
   kVersion = 1,
   kWaitForVersion = 2,
@@ -76,10 +77,29 @@ enum class ControlCall : uint8_t {
   kRoundsClosed = 33,
   kChanges = 34,
   kWaitForChange = 35,
+  // Since 1.2.
+  kPublishSteps = 36,
+  kIsTurn = 37,
+  kPhase = 38,
+  kSetFirstPhase = 39,
+  kEnterPhase = 40,
+  kTryEndPhase = 41,
+  kAgreeOnSchedule = 42,
+  kPostNotice = 43,
+  kLastNotice = 44,
+  kRequestStop = 45,
+  kStopRequested = 46,
 };
+constexpr ControlCall kLastControlCall = ControlCall::kStopRequested;
+
+// The first minor version whose servers know it.
+inline uint32_t SinceMinor(ControlCall call) {
+  return call > ControlCall::kWaitForChange ? 2 : 1;
+}
 
 // What a client may use from now on, and what it has to know of it.
 struct Grant {
+  uint32_t minor = kProtocolMinor;  // of a decoded one: the server's version
   uint64_t service = 0;  // whose attachments these are: differs between servers
   uint64_t attachment = 0;
   bool created = false;
@@ -92,6 +112,7 @@ struct Grant {
 
 // PROTOCOL.md says which fields a call looks at; the others are zero.
 struct ControlRequest {
+  uint32_t minor = kProtocolMinor;  // that it is written in
   uint64_t sequence = 0;  // the reply has the same
   uint64_t attachment = 0;
   ControlCall call = ControlCall::kVersion;
@@ -101,6 +122,10 @@ struct ControlRequest {
   bool flag = false;
   double seconds = 0.0;
   std::vector<uint32_t> workers;
+  // Since 1.2.
+  uint64_t epoch = 0;
+  uint64_t batch = 0;
+  std::string text;
 };
 
 struct ListedMember {
@@ -113,15 +138,21 @@ struct ListedMember {
   uint64_t arrived = 0;
   uint64_t finished = 0;
   bool training = false;
+  // Since 1.2.
+  uint64_t epoch = 0;
+  uint64_t batch = 0;
+  uint64_t phase = 0;
 };
 
 struct ControlReply {
+  uint32_t minor = kProtocolMinor;  // that it is written in: the request's
   uint64_t sequence = 0;
   Status status;
   uint64_t number = 0;
   uint32_t slot = 0;  // kJoin
   std::vector<uint32_t> workers;
   std::vector<ListedMember> members;
+  std::string text;  // since 1.2
 };
 
 struct WireSpan {

@@ -675,6 +675,35 @@ TEST_F(AttachedSegmentTest, NonAtomicElasticIsThePapers) {
   EXPECT_EQ(b.Center(), 3.0f);
 }
 
+// 'bias' is one: a half of the way at two workers, whatever happens to 'kernel'.
+TEST_F(AttachedSegmentTest, StatisticsMoveByThemselves) {
+  for (const ExchangeRule& rule :
+       {ExchangeRule{MoveKind::kDelta, 0.5, true}, ExchangeRule{MoveKind::kElastic, 0.25, false},
+        ExchangeRule{MoveKind::kElastic, 0.25, false, false}}) {
+    StartServer(3600.0);
+    Worker a = Joined(rule), b = Joined(rule);
+    ASSERT_TRUE(a.segment->SetStatistics({false, true}).ok());
+    ASSERT_TRUE(a.segment->Rebase(a.const_spans()).ok());
+    a.Fill(8.0f);
+    EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);
+    EXPECT_EQ(a.x[1][0], 4.0f);
+    EXPECT_EQ(a.x[0][0], rule.kind == MoveKind::kDelta ? 2.0f : 6.0f);
+    Worker reader(b.segment);
+    ASSERT_TRUE(b.segment->Read(reader.spans(), Long()).ok());
+    EXPECT_EQ(reader.x[0][0], 2.0f);
+    EXPECT_EQ(reader.x[1][0], 4.0f);
+    EXPECT_EQ(b.segment->control()->version(), 1u);  // one update
+    b.segment->Leave();
+    a.Fill(6.0f);
+    EXPECT_EQ(a.Exchange(), ExchangeOutcome::kMoved);
+    EXPECT_EQ(a.x[1][0], 5.0f);  // half way to what was left behind
+    a.Fill(1.0f);
+    EXPECT_EQ(a.Exchange(), ExchangeOutcome::kUnchanged);
+    EXPECT_EQ(a.Center(), 1.0f);
+    EXPECT_EQ(a.segment->SetStatistics({true}).code(), StatusCode::kInvalidArgument);
+  }
+}
+
 TEST_F(AttachedSegmentTest, DeltaExchangesWholeVariables) {
   const ExchangeRule rule{MoveKind::kDelta, 1.0, true};
   Worker a = Joined(rule), b = Joined(rule);
@@ -711,6 +740,10 @@ TEST_F(AttachedSegmentTest, BadSpansAreRefusedBeforeTheyTravel) {
   }
 }
 
+Schedule OnePhase() {
+  return *Schedule::Create({{0, ExchangeRule(), 1}}, ScheduleUnit::kSteps);
+}
+
 // In a forked child every use is refused, and the child ends, whatever the parent's
 // threads were doing at the fork.
 TEST_F(AttachedSegmentTest, ForkedChildIsRefusedAndEnds) {
@@ -736,6 +769,15 @@ TEST_F(AttachedSegmentTest, ForkedChildIsRefusedAndEnds) {
                                 a->segment->Unlock(1),
                                 a->segment->WaitForVersion(100, WaitOptions()).status(),
                                 a->segment->SetRule(ExchangeRule()),
+                                a->segment->SetSchedule(OnePhase(), 0),
+                                a->segment->SetPeriod(2),
+                                a->segment->SetStatistics({true, false}),
+                                a->segment->BeginEpoch(1, 1),
+                                a->segment->IsDue(1, 1).status(),
+                                a->segment
+                                    ->ExchangeScheduled(a->const_spans(), a->pointers(),
+                                                        MoveOutput::kValue, 1, 1, WaitOptions())
+                                    .status(),
                                 a->segment->TrySeed(a->const_spans(), Long()).status(),
                                 a->segment->member().status(),
                                 a->segment->worker_index().status(),

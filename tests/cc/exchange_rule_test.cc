@@ -37,6 +37,18 @@ TEST(ExchangeRuleTest, OnlyElasticReadsFirst) {
   EXPECT_NE(status.message().find("only elastic"), std::string::npos);
 }
 
+TEST(ExchangeRuleTest, RoundsLookAtNothingElse) {
+  EXPECT_TRUE((ExchangeRule{MoveKind::kCopy, kNaN, true, false, true}.Check().ok()));
+}
+
+TEST(ExchangeRuleTest, Words) {
+  EXPECT_EQ((ExchangeRule{MoveKind::kElastic, 0.9, true}.ToString()), "elastic at 0.9 / workers");
+  EXPECT_EQ((ExchangeRule{MoveKind::kDelta, 1.0, false}.ToString()), "delta at 1");
+  EXPECT_EQ((ExchangeRule{MoveKind::kElastic, 0.1 + 0.2, false, false}.ToString()),
+            "elastic (read, then accumulate) at 0.30000000000000004");
+  EXPECT_EQ((ExchangeRule{MoveKind::kDelta, 2.0, true, true, true}.ToString()), "rounds");
+}
+
 TEST(MoveChooserTest, AloneCopies) {
   MoveChooser chooser;
   for (int i = 0; i < 3; ++i) {

@@ -131,6 +131,50 @@ TEST(MessageConnectionTest, ALateControlReplyIsDropped) {
   EXPECT_EQ(link->control()->version(), 103u);
 }
 
+// A server of 1.1: what it knows works, what it does not is told or left out, and is not
+// sent.
+TEST(MessageConnectionTest, ServersOfTheVersionBefore) {
+  std::string grant = EncodeGrant(TestGrant());
+  grant[4] = 1;
+  std::vector<ControlRequest> seen;
+  ScriptedServer server([&](const std::string& frame) -> std::vector<std::string> {
+    if (IsWhole(frame)) return {grant};
+    seen.push_back(*DecodeControlRequest(frame));
+    ControlReply reply;
+    reply.minor = 1;
+    reply.sequence = seen.back().sequence;
+    reply.number = 5;
+    reply.members.resize(1);
+    return {EncodeControlReply(reply)};
+  });
+  const std::unique_ptr<SegmentLink> link = LinkTo(&server);
+  SegmentControl* const control = link->control();
+  const MemberId member = {0, 1};
+  control->PublishProgress(member, {3, 4, 5});
+  EXPECT_EQ(control->Members().size(), 1u);
+  control->FinishShare(member, 1, true);
+  EXPECT_TRUE(control->IsTurn(member, 1));  // it has none
+  control->PublishSteps(member, 6);
+  control->SetFirstPhase(member, 1);
+  control->EnterPhase(member, 1);
+  control->RequestStop(member);
+  EXPECT_EQ(control->phase(), 0u);
+  EXPECT_FALSE(control->TryEndPhase(member, 0));
+  EXPECT_FALSE(control->stop_requested());
+  EXPECT_EQ(control->LastNotice().number, 0u);
+  for (const Status& status : {control->AgreeOnSchedule(member, "s").status(),
+                               control->PostNotice(member, "n").status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.scope(), FailureScope::kCall);
+    EXPECT_NE(status.message().find("the server speaks protocol 1.1"), std::string::npos);
+  }
+  EXPECT_TRUE(control->Renew(member).ok());
+  ASSERT_EQ(seen.size(), 4u);
+  for (const ControlRequest& request : seen) EXPECT_EQ(request.minor, 1u);
+  EXPECT_EQ(seen[0].number, 3u);
+  EXPECT_EQ(seen[3].call, ControlCall::kRenew);
+}
+
 TEST(MessageConnectionTest, BrokenControlRepliesLoseTheConnection) {
   ControlReply from_the_future;
   from_the_future.sequence = 99;

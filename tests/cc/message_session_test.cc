@@ -152,7 +152,11 @@ TEST_F(MessageSessionTest, MembersAreThoseOfTheSession) {
   MessageSession* const other = NewSession();
   const uint64_t theirs = Attached(other);
   for (const ControlCall call : {ControlCall::kRenew, ControlCall::kLeave, ControlCall::kTryLock,
-                                 ControlCall::kArrive, ControlCall::kSetTraining}) {
+                                 ControlCall::kArrive, ControlCall::kSetTraining,
+                                 ControlCall::kPublishSteps, ControlCall::kIsTurn,
+                                 ControlCall::kSetFirstPhase, ControlCall::kEnterPhase,
+                                 ControlCall::kTryEndPhase, ControlCall::kAgreeOnSchedule,
+                                 ControlCall::kPostNotice, ControlCall::kRequestStop}) {
     const Status status = Control(other, theirs, call, joined.number).status;
     EXPECT_EQ(status.code(), StatusCode::kAborted);
     EXPECT_EQ(status.scope(), FailureScope::kLease);
@@ -189,6 +193,38 @@ TEST_F(MessageSessionTest, MembersOfAClosedSessionAreDead) {
   EXPECT_EQ(members[0].incarnation, first.number);
   EXPECT_EQ(members[0].state, MemberState::kDead);
   EXPECT_EQ(members[1].state, MemberState::kLeft);
+}
+
+// A client of 1.1 gets answers that it can read, and says all that it knows.
+TEST_F(MessageSessionTest, ClientsOfTheVersionBefore) {
+  MessageSession* const session = NewSession();
+  const uint64_t attachment = Attached(session);
+  const auto call = [&](ControlCall which, uint64_t member, uint64_t number = 0) {
+    ControlRequest request;
+    request.minor = 1;
+    request.attachment = attachment;
+    request.call = which;
+    request.member = member;
+    request.number = number;
+    return Control(session, request);
+  };
+  const ControlReply joined = call(ControlCall::kJoin, 0);
+  ASSERT_TRUE(joined.status.ok());
+  EXPECT_EQ(joined.minor, 1u);
+  call(ControlCall::kPublishProgress, joined.number, 17);
+  const ControlReply members = call(ControlCall::kMembers, 0);
+  EXPECT_EQ(members.minor, 1u);
+  ASSERT_EQ(members.members.size(), 1u);
+  EXPECT_EQ(members.members[0].steps, 17u);
+  EXPECT_EQ(call(ControlCall::kEnterRound, joined.number).number, 1u);
+  call(ControlCall::kFinishShare, joined.number, 1);
+  EXPECT_EQ(call(ControlCall::kTryCloseRound, 0, 1).number, 1u);
+  EXPECT_EQ(handler_.segment->phase(), 0u);
+  // One of a version to come is answered in this one.
+  ControlRequest newer;
+  newer.minor = 9;
+  newer.attachment = attachment;
+  EXPECT_EQ(Control(session, newer).minor, kProtocolMinor);
 }
 
 TEST_F(MessageSessionTest, SpansOutOfRangeTouchNothing) {
@@ -268,7 +304,7 @@ TEST_F(MessageSessionTest, NumbersOutOfAllBounds) {
   MessageSession* const session = NewSession();
   const uint64_t attachment = Attached(session);
   const uint64_t member = Control(session, attachment, ControlCall::kJoin).number;
-  for (int call = 1; call <= static_cast<int>(ControlCall::kWaitForChange); ++call) {
+  for (int call = 1; call <= static_cast<int>(kLastControlCall); ++call) {
     for (const double seconds : {std::nan(""), -1e300, 0.0}) {
       ControlRequest request;
       request.attachment = attachment;
@@ -279,6 +315,9 @@ TEST_F(MessageSessionTest, NumbersOutOfAllBounds) {
       request.worker_index = UINT32_MAX;
       request.seconds = seconds;
       request.workers = {UINT32_MAX, 0, 0};
+      request.epoch = UINT64_MAX;
+      request.batch = UINT64_MAX;
+      request.text.assign(kMaxControlTextBytes, '\xff');
       Control(session, request);
     }
   }
@@ -290,7 +329,7 @@ TEST_F(MessageSessionTest, AnythingIsAnswered) {
   MessageSession* const session = NewSession();
   const uint64_t attachment = Attached(session);
   std::vector<std::string> messages;
-  for (int call = 1; call <= 35; ++call) {
+  for (int call = 1; call <= static_cast<int>(kLastControlCall); ++call) {
     ControlRequest request;
     request.attachment = attachment;
     request.call = static_cast<ControlCall>(call);

@@ -44,7 +44,7 @@ Reply FullReply() {
 }
 
 TEST(MessagesTest, RequestBytesAreFrozen) {
-  const std::string header("\x01\x00\x00\x00\x01\x00\x00\x00", 8);
+  const std::string header("\x01\x00\x00\x00\x02\x00\x00\x00", 8);
   EXPECT_EQ(EncodeRequest(OpenOf("run")),
             header + std::string("\x01"
                                  "\x03\x00\x00\x00"
@@ -71,7 +71,7 @@ TEST(MessagesTest, RequestBytesAreFrozen) {
 }
 
 TEST(MessagesTest, ReplyBytesAreFrozen) {
-  EXPECT_EQ(EncodeReply(FullReply()), std::string("\x01\x00\x00\x00\x01\x00\x00\x00\x80"
+  EXPECT_EQ(EncodeReply(FullReply()), std::string("\x01\x00\x00\x00\x02\x00\x00\x00\x80"
                                                   "\x02\x00\x00\x00"
                                                   "\x0d\x00\x00\x00"
                                                   "no such thing"
@@ -173,10 +173,10 @@ TEST(MessagesTest, OtherMajorVersionNamesTheSideToUpgrade) {
   const Status newer = DecodeRequest(bytes).status();
   EXPECT_EQ(newer.code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(newer.message(),
-            "the peer speaks protocol 2.7, this side 1.1: upgrade this side [SMB-E021]");
+            "the peer speaks protocol 2.7, this side 1.2: upgrade this side [SMB-E021]");
   bytes[0] = 0;
   EXPECT_EQ(DecodeRequest(bytes).status().message(),
-            "the peer speaks protocol 0.7, this side 1.1: upgrade the peer [SMB-E021]");
+            "the peer speaks protocol 0.7, this side 1.2: upgrade the peer [SMB-E021]");
 }
 
 TEST(MessagesTest, NewerMinorVersionIsUnderstood) {

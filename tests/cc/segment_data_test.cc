@@ -12,6 +12,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -746,8 +747,8 @@ TEST(RoundDataTest, CenterBecomesTheWeightedMean) {
       EXPECT_EQ(raw.chunk(c)->weight.load(), 4.0);
       EXPECT_EQ(raw.chunk(c)->pending.load(), 0u);
     }
-    segment->FinishShare(a, 1);
-    segment->FinishShare(b, 1);
+    segment->FinishShare(a, 1, false);
+    segment->FinishShare(b, 1, false);
     ASSERT_TRUE(segment->TryCloseRound(1, false));
     const Result<UpdateReport> late = UpdateCenter(segment, ShareOf(high, 1, 1.0), nullptr);
     EXPECT_EQ(late.status().code(), StatusCode::kFailedPrecondition);
@@ -809,7 +810,7 @@ TEST(RoundDataTest, ProcessesAgreeOnEveryMean) {
         UpdateRequest share = ShareOf(x, round, p + 1.0);
         share.first_chunk = p;
         if (Update(own, share).chunks_skipped != 0) return 4;
-        own->FinishShare(member, round);
+        own->FinishShare(member, round, false);
         if (!WaitUntil([&] { return own->TryCloseRound(round, false); })) return 5;
         const Arrays mean = Center(own);
         shared->means[p][i][0] = static_cast<float>(mean.at(0, 0));
@@ -833,6 +834,56 @@ TEST(RoundDataTest, ProcessesAgreeOnEveryMean) {
   }
 }
 
+// Five members that come in any order add their shares in that of their indexes: whoever
+// came first, the same weights give the same bits.
+TEST(RoundDataTest, TheOrderOfArrivalChangesNoBit) {
+  constexpr uint32_t kProcesses = 5;
+  constexpr uint64_t kRounds = 20;
+  Segment* const segment = Make();
+  std::vector<MemberId> members;
+  std::vector<Arrays> values;
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> number(-1.0, 1.0);
+  std::vector<double> weights;
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    members.push_back(*segment->Join(p));
+    values.emplace_back(*segment, number(random));
+    weights.push_back(1.0 + number(random) * 0.9);
+  }
+  const auto run = [&](const std::vector<uint32_t>& arrivals, uint64_t round, bool in_turn) {
+    std::vector<uint32_t> waiting = arrivals;
+    for (const uint32_t p : arrivals) EXPECT_EQ(*segment->EnterRound(members[p]), round);
+    while (!waiting.empty()) {
+      const auto next = std::find_if(waiting.begin(), waiting.end(), [&](uint32_t p) {
+        return !in_turn || segment->IsTurn(members[p], round);
+      });
+      EXPECT_NE(next, waiting.end());
+      if (next == waiting.end()) break;
+      Update(segment, ShareOf(values[*next], round, weights[*next]));
+      segment->FinishShare(members[*next], round, false);
+      waiting.erase(next);
+    }
+    EXPECT_TRUE(segment->TryCloseRound(round, false));
+    const Arrays center = Center(segment);
+    for (const MemberId& member : members) segment->FinishRound(member, round);
+    return std::make_pair(center.at(0, 0), center.at(3, 2 * kChunkFloats + 2));
+  };
+  std::vector<uint32_t> arrivals(kProcesses);
+  std::iota(arrivals.begin(), arrivals.end(), 0);
+  const auto expected = run(arrivals, 1, true);
+  for (uint64_t round = 2; round <= kRounds; ++round) {
+    std::shuffle(arrivals.begin(), arrivals.end(), random);
+    EXPECT_EQ(run(arrivals, round, true), expected) << round;
+  }
+  // Without turns the order would show.
+  bool differs = false;
+  for (uint64_t round = kRounds + 1; round <= 2 * kRounds; ++round) {
+    std::shuffle(arrivals.begin(), arrivals.end(), random);
+    differs = differs || run(arrivals, round, false) != expected;
+  }
+  EXPECT_TRUE(differs);
+}
+
 // A member that dies with its share in some of the chunks: the mean there has it, the
 // others' have not, and the round goes on.
 TEST(RoundDataTest, DeathWhileSharing) {
@@ -851,7 +902,7 @@ TEST(RoundDataTest, DeathWhileSharing) {
   WaitStopped(child);
   Arrays x(*segment, 4.0);
   Update(segment, ShareOf(x, 1, 1.0));
-  segment->FinishShare(a, 1);
+  segment->FinishShare(a, 1, false);
   EXPECT_FALSE(segment->TryCloseRound(1, false));
   EXPECT_EQ(segment->MissingInRound(), (std::vector<uint32_t>{1}));
   Kill(child);

@@ -12,7 +12,8 @@
 namespace tf_smb {
 namespace {
 
-const std::string kHeader("\x01\x00\x00\x00\x01\x00\x00\x00", 8);
+const std::string kHeader("\x01\x00\x00\x00\x02\x00\x00\x00", 8);
+const std::string kOldHeader("\x01\x00\x00\x00\x01\x00\x00\x00", 8);
 
 Grant FullGrant() {
   Variable variable;
@@ -42,6 +43,9 @@ ControlRequest FullControlRequest() {
   request.flag = true;
   request.seconds = 1.5;
   request.workers = {6, 7};
+  request.epoch = 8;
+  request.batch = 9;
+  request.text = "words";
   return request;
 }
 
@@ -52,7 +56,8 @@ ControlReply FullControlReply() {
   reply.number = 2;
   reply.slot = 3;
   reply.workers = {4};
-  reply.members = {{5, 1, 6, 7, 8, 9, 10, 11, true}};
+  reply.members = {{5, 1, 6, 7, 8, 9, 10, 11, true, 12, 13, 14}};
+  reply.text = "words";
   return reply;
 }
 
@@ -98,18 +103,78 @@ std::string U32(uint32_t value) { return U64(value).substr(0, 4); }
 const std::string kOneAndAHalf("\x00\x00\x00\x00\x00\x00\xf8\x3f", 8);
 const std::string kMinusOneAndAHalf("\x00\x00\x00\x00\x00\x00\xf8\xbf", 8);
 
+// What follows the header, in 1.1.
+std::string OldControlRequest() {
+  return "\x05" + U64(1) + U64(2) + "\x16" + U64(3) + "\x01" + U32(4) + U64(5) + "\x01" +
+         kOneAndAHalf + U32(2) + U32(6) + U32(7);
+}
+
+std::string OldControlReply() {
+  return "\x82" + U64(1) + U32(10) + "\x02" + U32(3) + "why" + U64(2) + U32(3) + U32(1) +
+         U32(4) + U32(1) + U32(5) + U32(1) + U32(6) + U64(7) + U64(8) + U64(9) + U64(10) +
+         U64(11) + "\x01";
+}
+
+// Peers of 1.1 are written to as they write.
+TEST(SegmentMessagesTest, BytesOfOlderVersionsAreFrozen) {
+  ControlRequest request = FullControlRequest();
+  request.minor = 1;
+  EXPECT_EQ(EncodeControlRequest(request), kOldHeader + OldControlRequest());
+  const Result<ControlRequest> old_request = DecodeControlRequest(kOldHeader + OldControlRequest());
+  ASSERT_TRUE(old_request.ok()) << old_request.status().message();
+  EXPECT_EQ(old_request->minor, 1u);
+  EXPECT_EQ(old_request->workers, std::vector<uint32_t>({6, 7}));
+  EXPECT_EQ(old_request->epoch, 0u);
+  EXPECT_EQ(old_request->text, "");
+  ControlReply reply = FullControlReply();
+  reply.minor = 1;
+  EXPECT_EQ(EncodeControlReply(reply), kOldHeader + OldControlReply());
+  const Result<ControlReply> old_reply = DecodeControlReply(kOldHeader + OldControlReply());
+  ASSERT_TRUE(old_reply.ok()) << old_reply.status().message();
+  EXPECT_EQ(old_reply->minor, 1u);
+  ASSERT_EQ(old_reply->members.size(), 1u);
+  EXPECT_EQ(old_reply->members[0].finished, 11u);
+  EXPECT_EQ(old_reply->members[0].phase, 0u);
+  // In the other version they are too long, or too short.
+  EXPECT_FALSE(DecodeControlRequest(kHeader + OldControlRequest()).ok());
+  EXPECT_FALSE(DecodeControlReply(kHeader + OldControlReply()).ok());
+  EXPECT_FALSE(
+      DecodeControlRequest(kOldHeader + EncodeControlRequest(FullControlRequest()).substr(8)).ok());
+  EXPECT_FALSE(
+      DecodeControlReply(kOldHeader + EncodeControlReply(FullControlReply()).substr(8)).ok());
+  Grant grant = *DecodeGrant(kOldHeader + EncodeGrant(FullGrant()).substr(8));
+  EXPECT_EQ(grant.minor, 1u);
+  EXPECT_EQ(grant.attachment, 9u);
+}
+
+TEST(SegmentMessagesTest, CallsHaveTheirVersion) {
+  EXPECT_EQ(SinceMinor(ControlCall::kVersion), 1u);
+  EXPECT_EQ(SinceMinor(ControlCall::kWaitForChange), 1u);
+  EXPECT_EQ(SinceMinor(ControlCall::kPublishSteps), 2u);
+  EXPECT_EQ(SinceMinor(kLastControlCall), 2u);
+}
+
+TEST(SegmentMessagesTest, TextsHaveALimit) {
+  ControlRequest request = FullControlRequest();
+  request.text.assign(kMaxControlTextBytes, 'x');
+  EXPECT_EQ(DecodeControlRequest(EncodeControlRequest(request))->text, request.text);
+  request.text += 'x';
+  EXPECT_EQ(DecodeControlRequest(EncodeControlRequest(request)).status().code(),
+            StatusCode::kDataLoss);
+  ControlReply reply = FullControlReply();
+  reply.text = request.text;
+  EXPECT_EQ(DecodeControlReply(EncodeControlReply(reply)).status().code(), StatusCode::kDataLoss);
+}
+
 TEST(SegmentMessagesTest, BytesAreFrozen) {
   const std::string layout = FullGrant().layout.Encode();
   EXPECT_EQ(EncodeGrant(FullGrant()),
             kHeader + "\x81" + U64(7) + U64(9) + "\x01" + U32(3) + "run" + U32(3) + "job" +
                 U32(3) + kOneAndAHalf + U32(static_cast<uint32_t>(layout.size())) + layout);
   EXPECT_EQ(EncodeControlRequest(FullControlRequest()),
-            kHeader + "\x05" + U64(1) + U64(2) + "\x16" + U64(3) + "\x01" + U32(4) + U64(5) +
-                "\x01" + kOneAndAHalf + U32(2) + U32(6) + U32(7));
+            kHeader + OldControlRequest() + U64(8) + U64(9) + U32(5) + "words");
   EXPECT_EQ(EncodeControlReply(FullControlReply()),
-            kHeader + "\x82" + U64(1) + U32(10) + "\x02" + U32(3) + "why" + U64(2) + U32(3) +
-                U32(1) + U32(4) + U32(1) + U32(5) + U32(1) + U32(6) + U64(7) + U64(8) + U64(9) +
-                U64(10) + U64(11) + "\x01");
+            kHeader + OldControlReply() + U64(12) + U64(13) + U64(14) + U32(5) + "words");
   const std::string request = kHeader + "\x08" + U64(1) + U64(2) + kOneAndAHalf + "\x04\x02" +
                               kMinusOneAndAHalf + "\x01\x01\x01" + U64(3) + kOneAndAHalf +
                               U64(4) + U32(2) + U32(5) + U64(6) + U64(7) + "\x01" + U32(8) +
@@ -155,6 +220,10 @@ TEST(SegmentMessagesTest, ControlRoundTrips) {
   EXPECT_EQ(request->worker_index, std::optional<uint32_t>(4));
   EXPECT_EQ(request->workers, std::vector<uint32_t>({6, 7}));
   EXPECT_EQ(request->seconds, 1.5);
+  EXPECT_EQ(request->minor, kProtocolMinor);
+  EXPECT_EQ(request->epoch, 8u);
+  EXPECT_EQ(request->batch, 9u);
+  EXPECT_EQ(request->text, "words");
   const Result<ControlReply> reply = DecodeControlReply(EncodeControlReply(FullControlReply()));
   ASSERT_TRUE(reply.ok()) << reply.status().message();
   EXPECT_EQ(EncodeControlReply(*reply), EncodeControlReply(FullControlReply()));
@@ -162,6 +231,10 @@ TEST(SegmentMessagesTest, ControlRoundTrips) {
   EXPECT_EQ(reply->status.scope(), FailureScope::kLease);
   ASSERT_EQ(reply->members.size(), 1u);
   EXPECT_EQ(reply->members[0].finished, 11u);
+  EXPECT_EQ(reply->members[0].epoch, 12u);
+  EXPECT_EQ(reply->members[0].batch, 13u);
+  EXPECT_EQ(reply->members[0].phase, 14u);
+  EXPECT_EQ(reply->text, "words");
 }
 
 TEST(SegmentMessagesTest, DataRoundTrips) {
@@ -237,9 +310,9 @@ bool Says(const Status& status, const std::string& text) {
 
 TEST(SegmentMessagesTest, ValuesOutOfRangeAreNamed) {
   ControlRequest request = FullControlRequest();
-  request.call = static_cast<ControlCall>(36);
+  request.call = static_cast<ControlCall>(47);
   EXPECT_TRUE(Says(DecodeControlRequest(EncodeControlRequest(request)).status(),
-                   "unknown control call 36"));
+                   "unknown control call 47"));
   request = FullControlRequest();
   request.workers.assign(1025, 0);
   EXPECT_TRUE(Says(DecodeControlRequest(EncodeControlRequest(request)).status(),

@@ -1,9 +1,11 @@
-// Barriers, the lock, rounds and versions: members in this process and in real ones, some
-// of which are killed.
+// Barriers, the lock, rounds, phases, texts and versions: members in this process and in
+// real ones, some of which are killed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -440,12 +442,12 @@ TEST(RoundTest, ClosesWithTheLastShareAndWaitsForItsReaders) {
     EXPECT_TRUE(segment->IsOpenRound(round));
     EXPECT_FALSE(segment->IsOpenRound(round + 1));
     EXPECT_EQ(segment->MissingInRound(), (Workers{0, 1}));
-    segment->FinishShare(a, round);
+    segment->FinishShare(a, round, false);
     EXPECT_FALSE(segment->TryCloseRound(round, /*force=*/false));
     EXPECT_EQ(segment->MissingInRound(), (Workers{1}));
     EXPECT_EQ(*segment->EnterRound(a), 0u);  // its share is in: the next one is not open
     EXPECT_EQ(*segment->EnterRound(b), round);
-    segment->FinishShare(b, round);
+    segment->FinishShare(b, round, false);
     EXPECT_TRUE(segment->TryCloseRound(round, /*force=*/false));
     EXPECT_FALSE(segment->IsOpenRound(round));
     EXPECT_EQ(segment->rounds_closed(), round);
@@ -464,7 +466,7 @@ TEST(RoundTest, LateJoinerWaitsForTheNextOne) {
   const MemberId late = *segment->Join(1);
   EXPECT_EQ(*segment->EnterRound(late), 0u);
   EXPECT_EQ(segment->MissingInRound(), (Workers{0}));  // not for the late one
-  segment->FinishShare(a, 1);
+  segment->FinishShare(a, 1, false);
   EXPECT_TRUE(segment->TryCloseRound(1, false));
   EXPECT_EQ(*segment->EnterRound(late), 0u);  // a still reads
   segment->FinishRound(a, 1);
@@ -476,7 +478,7 @@ TEST(RoundTest, ForceClosesWithThoseThatAreThere) {
   Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   ASSERT_EQ(*segment->EnterRound(a), 1u);
-  segment->FinishShare(a, 1);
+  segment->FinishShare(a, 1, false);
   EXPECT_TRUE(segment->TryCloseRound(1, /*force=*/true));
   EXPECT_FALSE(segment->IsOpenRound(1));  // what is late is refused by whoever updates
   segment->FinishRound(a, 1);
@@ -495,13 +497,13 @@ TEST(RoundTest, DeathBeforeAndAfterTheShare) {
   const pid_t after = SpawnMember(*segment, 2, [step](Segment* own, MemberId member) {
     if (!WaitUntil([step] { return *static_cast<volatile int*>(step) == 1; })) _exit(1);
     if (*own->EnterRound(member) != 1) _exit(2);
-    own->FinishShare(member, 1);
+    own->FinishShare(member, 1, false);
     *step = 2;
   });
   ASSERT_EQ(*segment->EnterRound(a), 1u);
   *step = 1;
   ASSERT_TRUE(WaitUntil([step] { return *static_cast<volatile int*>(step) == 2; }));
-  segment->FinishShare(a, 1);
+  segment->FinishShare(a, 1, false);
   EXPECT_EQ(segment->MissingInRound(), (Workers{1}));
   EXPECT_FALSE(segment->TryCloseRound(1, false));
   Kill(before);
@@ -532,10 +534,10 @@ TEST(RoundTest, WhoComesAgainDoesNotWaitForItself) {
   Segment* const segment = Make();
   const MemberId a = *segment->Join(0), b = *segment->Join(1);
   ASSERT_EQ(*segment->EnterRound(a), 1u);
-  segment->FinishShare(a, 1);
+  segment->FinishShare(a, 1, false);
   EXPECT_EQ(*segment->EnterRound(a), 0u);
   ASSERT_EQ(*segment->EnterRound(b), 1u);
-  segment->FinishShare(b, 1);
+  segment->FinishShare(b, 1, false);
   EXPECT_EQ(*segment->EnterRound(a), 0u);  // b has to read
   segment->FinishRound(b, 1);
   EXPECT_EQ(*segment->EnterRound(a), 2u);
@@ -548,12 +550,503 @@ TEST(RoundTest, FencedMemberIsOut) {
   ASSERT_EQ(*segment->EnterRound(slow), 1u);
   raw.Expire(slow);
   ASSERT_EQ(*segment->EnterRound(a), 1u);
-  segment->FinishShare(a, 1);
-  segment->FinishShare(slow, 1);  // harmless
+  segment->FinishShare(a, 1, false);
+  segment->FinishShare(slow, 1, false);  // harmless
   EXPECT_EQ(segment->EnterRound(slow).status().code(), StatusCode::kAborted);
   EXPECT_TRUE(segment->TryCloseRound(1, false));
   segment->FinishRound(a, 1);
   EXPECT_EQ(*segment->EnterRound(a), 2u);
+}
+
+// --- Turns -----------------------------------------------------------------------
+
+// Shares are added by index, whoever comes first.
+TEST(TurnTest, PassesFromIndexToIndex) {
+  Segment* const segment = Make();
+  const MemberId c = *segment->Join(7), a = *segment->Join(0), b = *segment->Join(3);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    for (const MemberId& member : {c, a, b}) ASSERT_EQ(*segment->EnterRound(member), round);
+    const MemberId in_order[] = {a, b, c};
+    for (size_t turn = 0; turn < 3; ++turn) {
+      for (size_t i = turn; i < 3; ++i) {
+        EXPECT_EQ(segment->IsTurn(in_order[i], round), i == turn) << turn << " " << i;
+      }
+      segment->FinishShare(in_order[turn], round, false);
+    }
+    EXPECT_TRUE(segment->TryCloseRound(round, false));
+    for (const MemberId& member : {c, a, b}) segment->FinishRound(member, round);
+  }
+}
+
+TEST(TurnTest, PassesWhenTheLowerOneLeavesOrLapses) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId a = *segment->Join(0), b = *segment->Join(1), c = *segment->Join(2);
+  ASSERT_EQ(*segment->EnterRound(c), 1u);
+  EXPECT_FALSE(segment->IsTurn(c, 1));
+  segment->Leave(a);
+  EXPECT_FALSE(segment->IsTurn(c, 1));
+  raw.Expire(b);
+  EXPECT_TRUE(segment->IsTurn(c, 1));
+}
+
+TEST(TurnTest, PassesWhenTheLowerOneIsKilled) {
+  Segment* const segment = Make();
+  const MemberId b = *segment->Join(1);
+  const pid_t child = SpawnMember(*segment, 0);
+  ASSERT_EQ(*segment->EnterRound(b), 1u);
+  EXPECT_FALSE(segment->IsTurn(b, 1));
+  Kill(child);
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+}
+
+TEST(TurnTest, LateJoinerWithALowIndexIsNotWaitedFor) {
+  Segment* const segment = Make();
+  const MemberId b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(b), 1u);
+  ASSERT_TRUE(segment->Join(0).ok());
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+}
+
+// It would be told that its share comes too late, instead of waiting for ever.
+TEST(TurnTest, OfAClosedRoundIsEverybodys) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(b), 1u);
+  EXPECT_FALSE(segment->IsTurn(b, 1));
+  ASSERT_TRUE(segment->TryCloseRound(1, /*force=*/true));
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+  ASSERT_EQ(*segment->EnterRound(a), 2u);
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+  EXPECT_FALSE(segment->IsTurn(b, 2));
+}
+
+// --- Rounds and meetings -------------------------------------------------------------
+
+TEST(RoundMeetingTest, WhoCameToAMeetingIsNotInTheNextRound) {
+  Segment* const segment = Make();
+  const MemberId done = *segment->Join(0), b = *segment->Join(1);
+  const uint64_t meeting = segment->Arrive(done);
+  ASSERT_EQ(*segment->EnterRound(b), 1u);
+  EXPECT_EQ(segment->MissingInRound(), (Workers{1}));
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+  segment->FinishShare(b, 1, false);
+  EXPECT_TRUE(segment->TryCloseRound(1, false));
+  segment->FinishRound(b, 1);
+  // After the meeting it is again.
+  ASSERT_EQ(segment->Arrive(b), meeting);
+  ASSERT_TRUE(segment->TryCloseMeeting(meeting));
+  ASSERT_EQ(*segment->EnterRound(b), 2u);
+  EXPECT_EQ(segment->MissingInRound(), (Workers{0, 1}));
+}
+
+TEST(RoundMeetingTest, ComingToAMeetingFreesTheOpenRound) {
+  Segment* const segment = Make();
+  const MemberId done = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(b), 1u);
+  EXPECT_FALSE(segment->IsTurn(b, 1));
+  const uint32_t seen = segment->changes();
+  segment->Arrive(done);
+  EXPECT_NE(segment->changes(), seen);  // who waits is woken
+  EXPECT_TRUE(segment->IsTurn(b, 1));
+  segment->FinishShare(b, 1, false);
+  EXPECT_TRUE(segment->MissingInRound().empty());
+  EXPECT_TRUE(segment->TryCloseRound(1, false));
+}
+
+// All of them: the next one that comes to a round closes it.
+TEST(RoundMeetingTest, OneThatAllHaveLeftForAMeetingHoldsUpNobody) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(a), 1u);
+  segment->Arrive(a);
+  segment->Arrive(b);
+  const MemberId late = *segment->Join(2);
+  EXPECT_EQ(*segment->EnterRound(late), 2u);
+  EXPECT_EQ(segment->MissingInRound(), (Workers{2}));
+}
+
+// Nobody waits for it, but it may: a worker that gave up its meeting and averages.
+TEST(RoundMeetingTest, WhoComesFromAnOpenMeetingIsInTheRoundItOpens) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0);
+  ASSERT_TRUE(segment->Join(1).ok());
+  segment->Arrive(a);
+  ASSERT_EQ(*segment->EnterRound(a), 1u);
+  EXPECT_TRUE(segment->IsOpenRound(1));
+  EXPECT_EQ(segment->MissingInRound(), (Workers{1}));
+  segment->FinishShare(a, 1, false);
+  EXPECT_FALSE(segment->TryCloseRound(1, false));
+}
+
+// --- Phases ----------------------------------------------------------------------
+
+TEST(PhaseTest, ARoundEndsItOnceWhoeverSaidSo) {
+  for (uint32_t says = 1; says < 8; ++says) {  // each subset of three members
+    Segment* const segment = Make();
+    const MemberId members[] = {*segment->Join(0), *segment->Join(1), *segment->Join(2)};
+    uint64_t expected = 0;
+    for (uint64_t round = 1; round <= 4; ++round) {
+      const bool ends = round % 2 == 0;
+      for (uint32_t i = 0; i < 3; ++i) {
+        ASSERT_EQ(*segment->EnterRound(members[i]), round);
+        EXPECT_EQ(segment->phase(), expected);
+        segment->FinishShare(members[i], round, ends && (says >> i & 1) != 0);
+      }
+      EXPECT_EQ(segment->phase(), expected);  // not before it closes
+      ASSERT_TRUE(segment->TryCloseRound(round, false));
+      if (ends) ++expected;
+      EXPECT_EQ(segment->phase(), expected);
+      EXPECT_TRUE(segment->TryCloseRound(round, true));
+      EXPECT_EQ(segment->phase(), expected);
+      for (const MemberId& member : members) segment->FinishRound(member, round);
+    }
+  }
+}
+
+TEST(PhaseTest, AForcedRoundEndsItToo) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(a), 1u);
+  segment->FinishShare(a, 1, /*ends_phase=*/true);
+  ASSERT_TRUE(segment->TryCloseRound(1, /*force=*/true));
+  EXPECT_EQ(segment->phase(), 1u);
+  // Too late: neither this round nor the next is ended by it.
+  segment->FinishShare(b, 1, /*ends_phase=*/true);
+  segment->FinishRound(a, 1);
+  segment->FinishRound(b, 1);
+  ASSERT_EQ(*segment->EnterRound(b), 2u);
+  segment->FinishShare(a, 2, false);
+  segment->FinishShare(b, 2, false);
+  ASSERT_TRUE(segment->TryCloseRound(2, false));
+  EXPECT_EQ(segment->phase(), 1u);
+}
+
+TEST(PhaseTest, WhoSaidSoAndDiedHasSaidSo) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0);
+  int* const done = NewShared<int>();
+  const pid_t child = SpawnMember(*segment, 1, [done](Segment* own, MemberId member) {
+    if (*own->EnterRound(member) != 1) _exit(1);
+    own->FinishShare(member, 1, /*ends_phase=*/true);
+    *done = 1;
+  });
+  ASSERT_TRUE(WaitUntil([done] { return *static_cast<volatile int*>(done) == 1; }));
+  Kill(child);
+  ASSERT_EQ(*segment->EnterRound(a), 1u);
+  segment->FinishShare(a, 1, false);
+  ASSERT_TRUE(segment->TryCloseRound(1, false));
+  EXPECT_EQ(segment->phase(), 1u);
+}
+
+// Its closer dies after the phase has ended and before the round has: the next one closes
+// the round, and ends no other phase.
+TEST(PhaseTest, DeathWhileClosingEndsItOnce) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  ASSERT_EQ(*segment->EnterRound(a), 1u);
+  segment->FinishShare(a, 1, /*ends_phase=*/true);
+  raw.control()->phase.store(1);  // as the dead one left it
+  segment->FinishShare(b, 1, /*ends_phase=*/true);
+  ASSERT_TRUE(segment->TryCloseRound(1, false));
+  EXPECT_EQ(segment->phase(), 1u);
+  // Nor does what was said then end the next one.
+  ASSERT_EQ(raw.control()->round_ends_phase.load(), 1u);
+  segment->FinishRound(b, 1);
+  ASSERT_EQ(*segment->EnterRound(a), 2u);
+  EXPECT_EQ(raw.control()->round_ends_phase.load(), 0u);
+}
+
+TEST(PhaseTest, WaitsForThoseInTrainingThatHaveNotEntered) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  EXPECT_EQ(segment->phase(), 0u);
+  for (const MemberId& member : {a, b}) segment->SetTraining(member, true);
+  EXPECT_FALSE(segment->TryEndPhase(a, 1));  // there is none yet
+  EXPECT_TRUE(segment->TryEndPhase(a, 0));   // all joined in it
+  EXPECT_TRUE(segment->TryEndPhase(b, 0));
+  EXPECT_EQ(segment->phase(), 1u);  // once
+  segment->EnterPhase(a, 1);
+  EXPECT_FALSE(segment->TryEndPhase(a, 1));
+  EXPECT_FALSE(segment->TryEndPhase(b, 1));
+  const uint32_t seen = segment->changes();
+  segment->EnterPhase(b, 1);
+  EXPECT_NE(segment->changes(), seen);
+  EXPECT_TRUE(segment->TryEndPhase(a, 1));
+  EXPECT_EQ(segment->phase(), 2u);
+  EXPECT_FALSE(segment->TryEndPhase(a, 5));
+  EXPECT_FALSE(segment->TryEndPhase(a, UINT64_MAX));
+  EXPECT_EQ(segment->phase(), 2u);
+}
+
+TEST(PhaseTest, WaitsForNobodyElse) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId a = *segment->Join(0);
+  segment->SetTraining(a, true);
+  ASSERT_TRUE(segment->TryEndPhase(a, 0));
+  segment->EnterPhase(a, 1);
+  const auto lag = [&](uint32_t index) {  // a member in training, a phase behind
+    const MemberId member = *segment->Join(index);
+    EXPECT_EQ(segment->Members().back().phase, segment->phase());  // where it joined
+    segment->EnterPhase(member, segment->phase() - 1);
+    segment->SetTraining(member, true);
+    return member;
+  };
+  uint64_t phase = 1;
+  const auto ends = [&](const std::function<void()>& goes) {
+    EXPECT_FALSE(segment->TryEndPhase(a, phase));
+    goes();
+    EXPECT_TRUE(segment->TryEndPhase(a, phase));
+    segment->EnterPhase(a, ++phase);
+    EXPECT_EQ(segment->phase(), phase);
+  };
+  const MemberId left = lag(1);
+  ends([&] { segment->Leave(left); });
+  const MemberId lapsed = lag(2);
+  ends([&] { raw.Expire(lapsed); });
+  const MemberId idle = lag(3);
+  ends([&] { segment->SetTraining(idle, false); });
+  const MemberId done = lag(4);
+  ends([&] {
+    segment->Arrive(done);
+    segment->SetTraining(done, true);  // only that it came counts
+  });
+  const pid_t child = SpawnMember(*segment, 5, [&](Segment* own, MemberId member) {
+    own->EnterPhase(member, phase - 1);
+    own->SetTraining(member, true);
+  });
+  ASSERT_TRUE(WaitUntil([&] { return segment->Members().back().training; }));
+  ends([&] { Kill(child); });
+}
+
+TEST(PhaseTest, FencedMembersEndAndEnterNothing) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId lapsed = *segment->Join(0);
+  raw.Expire(lapsed);
+  EXPECT_FALSE(segment->TryEndPhase(lapsed, 0));
+  segment->EnterPhase(lapsed, 9);
+  EXPECT_EQ(segment->Members().at(0).phase, 0u);
+  EXPECT_EQ(segment->phase(), 0u);
+}
+
+TEST(PhaseTest, OnlyTheSeederSetsTheFirst) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  segment->SetFirstPhase(a, 4);
+  EXPECT_EQ(segment->phase(), 0u);
+  ASSERT_TRUE(segment->BeginSeeding(a));
+  segment->SetFirstPhase(b, 4);
+  EXPECT_EQ(segment->phase(), 0u);
+  segment->SetFirstPhase(a, 2);
+  EXPECT_EQ(segment->phase(), 2u);
+  segment->SetFirstPhase(a, 1);  // never back
+  EXPECT_EQ(segment->phase(), 2u);
+  segment->FinishSeeding(a);
+  segment->SetFirstPhase(a, 5);
+  EXPECT_EQ(segment->phase(), 2u);
+  const MemberId late = *segment->Join(2);
+  EXPECT_EQ(segment->Members().back().phase, 2u);
+  EXPECT_TRUE(segment->CheckMember(late).ok());
+}
+
+// Processes that go through many phases as fast as they can: no two are ever more than
+// one apart, and all end in the same.
+TEST(PhaseTest, ProcessesAreNeverTwoApart) {
+  constexpr uint32_t kProcesses = 4;
+  constexpr uint64_t kPhases = 300;
+  Segment* const segment = Make();
+  struct Shared {
+    std::atomic<uint64_t> at[kProcesses];
+    std::atomic<uint32_t> joined;
+  };
+  Shared* const shared = NewShared<Shared>();
+  std::vector<pid_t> children;
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    children.push_back(Spawn([&, p] {
+      Segment* const own = MapAgain(*segment);
+      const MemberId member = *own->Join(p);
+      own->SetTraining(member, true);
+      shared->joined.fetch_add(1);
+      if (!WaitUntil([&] { return shared->joined.load() == kProcesses; })) return 1;
+      for (uint64_t phase = 0; phase < kPhases; ++phase) {
+        shared->at[p].store(phase);
+        own->EnterPhase(member, phase);
+        const Deadline deadline = Long();
+        for (;;) {
+          const uint32_t seen = own->changes();
+          if (own->TryEndPhase(member, phase)) break;
+          if (deadline.Expired()) return 2;
+          own->WaitForChange(seen, kNanosPerSecond);
+        }
+        for (const std::atomic<uint64_t>& other : shared->at) {
+          if (other.load() < phase || other.load() > phase + 1) return 3;
+        }
+      }
+      return 0;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(WaitExit(child), 0);
+  EXPECT_EQ(segment->phase(), kPhases);
+}
+
+// --- Texts -------------------------------------------------------------------------
+
+TEST(TextTest, TheFirstScheduleIsInForceWhileOthersTrainByIt) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  EXPECT_EQ(*segment->AgreeOnSchedule(a, "first"), "first");
+  EXPECT_EQ(*segment->AgreeOnSchedule(b, "second"), "first");
+  EXPECT_EQ(*MapAgain(*segment)->AgreeOnSchedule(a, "third"), "first");
+  segment->Leave(a);
+  EXPECT_EQ(segment->AgreeOnSchedule(a, "first").status().code(), StatusCode::kAborted);
+  EXPECT_EQ(*segment->AgreeOnSchedule(b, "second"), "second");
+}
+
+TEST(TextTest, AnotherScheduleOfTheOnlyMemberBeginsAnew) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0);
+  EXPECT_EQ(*segment->AgreeOnSchedule(a, ""), "");
+  segment->SetTraining(a, true);
+  ASSERT_TRUE(segment->TryEndPhase(a, 0));
+  EXPECT_EQ(*segment->AgreeOnSchedule(a, ""), "");
+  EXPECT_EQ(segment->phase(), 1u);
+  EXPECT_EQ(*segment->AgreeOnSchedule(a, "late"), "late");
+  EXPECT_EQ(segment->phase(), 0u);
+  EXPECT_EQ(segment->Members()[0].phase, 0u);
+}
+
+TEST(TextTest, NoticesCountAndReplaceEachOther) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  EXPECT_EQ(segment->LastNotice().number, 0u);
+  EXPECT_EQ(segment->LastNotice().text, "");
+  const uint32_t seen = segment->changes();
+  EXPECT_EQ(*segment->PostNotice(a, std::string("one\0two", 7)), 1u);
+  EXPECT_NE(segment->changes(), seen);
+  EXPECT_EQ(segment->LastNotice().text, std::string("one\0two", 7));
+  for (uint64_t number = 2; number < 7; ++number) {
+    const std::string text(number * 700 % 4097, static_cast<char>('a' + number));
+    EXPECT_EQ(*segment->PostNotice(number % 2 == 0 ? b : a, text), number);
+    const Notice last = MapAgain(*segment)->LastNotice();
+    EXPECT_EQ(last.number, number);
+    EXPECT_EQ(last.text, text);
+  }
+  segment->Leave(b);
+  EXPECT_EQ(segment->PostNotice(b, "gone").status().code(), StatusCode::kAborted);
+  EXPECT_EQ(segment->LastNotice().number, 6u);
+}
+
+TEST(TextTest, HaveALimit) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0);
+  const std::string longest(kMaxTextBytes, 'x');
+  for (const Status& status : {segment->PostNotice(a, longest + "x").status(),
+                               segment->AgreeOnSchedule(a, longest + "x").status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(WithoutAnchor(status.message()),
+              "a text for all workers has 4097 bytes, more than 4096");
+  }
+  EXPECT_EQ(segment->LastNotice().number, 0u);
+  EXPECT_EQ(*segment->PostNotice(a, longest), 1u);
+  EXPECT_EQ(segment->LastNotice().text, longest);
+  EXPECT_EQ(*segment->AgreeOnSchedule(a, longest), longest);
+}
+
+// Each text of one byte, its number's: whatever is read is one that was written.
+TEST(TextTest, ReadersSeeWholeNotices) {
+  constexpr uint64_t kNotices = 3000;
+  Segment* const segment = Make();
+  std::vector<pid_t> children;
+  for (uint32_t p = 0; p < 2; ++p) {
+    children.push_back(Spawn([&, p] {
+      Segment* const own = MapAgain(*segment);
+      const MemberId member = *own->Join(p);
+      uint64_t last = 0;
+      for (uint64_t i = 0; i < kNotices; ++i) {
+        const auto byte = static_cast<char>('a' + (p * kNotices + i) % 26);
+        const Result<uint64_t> number =
+            own->PostNotice(member, std::string(1 + (i * 37) % kMaxTextBytes, byte));
+        if (!number.ok() || *number <= last) return 1;
+        last = *number;
+        const Notice notice = own->LastNotice();
+        if (notice.number < last || notice.text.empty()) return 2;
+        if (notice.text != std::string(notice.text.size(), notice.text[0])) return 3;
+      }
+      return 0;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(WaitExit(child), 0);
+  EXPECT_EQ(segment->LastNotice().number, 2 * kNotices);
+}
+
+// Its writer died with the next one half written: the present one is as it was, and the
+// next writer overwrites the half.
+TEST(TextTest, AHalfWrittenOneIsNotThere) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId a = *segment->Join(0);
+  ASSERT_TRUE(segment->PostNotice(a, "whole").ok());
+  TextEntry* const notice = &raw.control()->notice;
+  notice->texts[0].size_bytes.store(4000);
+  std::fill_n(notice->texts[0].bytes, 100, '?');
+  EXPECT_EQ(segment->LastNotice().number, 1u);
+  EXPECT_EQ(segment->LastNotice().text, "whole");
+  EXPECT_EQ(*segment->PostNotice(a, "next"), 2u);
+  EXPECT_EQ(segment->LastNotice().text, "next");
+}
+
+TEST(TextTest, DamagedNumbersAreReadSafely) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  const MemberId a = *segment->Join(0);
+  ASSERT_TRUE(segment->Join(1).ok());  // the only member would write a schedule of its own
+  for (const uint64_t number : {uint64_t{1}, uint64_t{2}, UINT64_MAX - 1, UINT64_MAX}) {
+    for (const uint32_t size : {0u, 1u, 4096u, 4097u, 0x80000000u, UINT32_MAX}) {
+      for (TextEntry* const entry : {&raw.control()->notice, &raw.control()->schedule}) {
+        entry->number.store(number);
+        for (auto& text : entry->texts) text.size_bytes.store(size);
+      }
+      EXPECT_EQ(segment->LastNotice().number, number);
+      EXPECT_EQ(segment->LastNotice().text.size(), std::min(size, kMaxTextBytes));
+      EXPECT_EQ(segment->AgreeOnSchedule(a, "s")->size(), std::min(size, kMaxTextBytes));
+      EXPECT_TRUE(segment->PostNotice(a, "n").ok());
+    }
+  }
+}
+
+// --- Stopping ----------------------------------------------------------------------
+
+TEST(StopTest, HoldsUntilAMeetingCloses) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0), b = *segment->Join(1);
+  EXPECT_FALSE(segment->stop_requested());
+  const uint32_t seen = segment->changes();
+  segment->RequestStop(b);
+  EXPECT_NE(segment->changes(), seen);
+  EXPECT_TRUE(segment->stop_requested());
+  EXPECT_TRUE(MapAgain(*segment)->stop_requested());
+  const uint64_t meeting = segment->Arrive(a);
+  EXPECT_FALSE(segment->TryCloseMeeting(meeting));
+  EXPECT_TRUE(segment->stop_requested());
+  ASSERT_EQ(segment->Arrive(b), meeting);
+  ASSERT_TRUE(segment->TryCloseMeeting(meeting));
+  EXPECT_FALSE(segment->stop_requested());
+  segment->RequestStop(a);  // of the next training
+  EXPECT_TRUE(segment->TryCloseMeeting(meeting));
+  EXPECT_TRUE(segment->stop_requested());
+  segment->Leave(a);
+  EXPECT_TRUE(segment->stop_requested());
+}
+
+TEST(StopTest, FencedMembersStopNobody) {
+  Segment* const segment = Make();
+  const MemberId a = *segment->Join(0);
+  segment->Leave(a);
+  segment->RequestStop(a);
+  EXPECT_FALSE(segment->stop_requested());
 }
 
 // --- Versions ------------------------------------------------------------------

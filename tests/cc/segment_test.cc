@@ -245,11 +245,15 @@ TEST(SegmentMapTest, AnyFlippedBitOfHeaderOrDirectoryIsRefused) {
 
 TEST(SegmentMapTest, OtherFormatVersionNamesBoth) {
   Segment* const segment = Make();
-  RawSegment(segment->fd()).header()->format_version = 7;
+  const RawSegment raw(segment->fd());
+  raw.header()->format_version = 2;  // of an older tf_smb
+  EXPECT_EQ(Segment::Map(Duplicate(segment->fd())).status().code(),
+            StatusCode::kFailedPrecondition);
+  raw.header()->format_version = 7;
   const Status status = Segment::Map(Duplicate(segment->fd())).status();
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("format 7"), std::string::npos);
-  EXPECT_NE(status.message().find("format 2"), std::string::npos);
+  EXPECT_NE(status.message().find("format 3"), std::string::npos);
 }
 
 // A forged checksum makes it a valid header, which must still be within bounds.
@@ -343,6 +347,12 @@ TEST(SegmentMapTest, DamagedCountersAndSlotsAreHarmless) {
     control->lock_token.store(random());
     control->lock_expires_nanos.store(static_cast<int64_t>(random()));
     control->next_barrier_id.store(random());
+    control->round_ends_phase.store(random());
+    control->phase.store(random());
+    for (TextEntry* const entry : {&control->schedule, &control->notice}) {
+      entry->number.store(random());
+      for (auto& text : entry->texts) text.size_bytes.store(static_cast<uint32_t>(random()));
+    }
     for (int i = 0; i < 4; ++i) {
       BarrierEntry& barrier = control->barriers[random() % kMaxBarriers];
       barrier.id.store(random() % 3);
@@ -373,10 +383,17 @@ TEST(SegmentMapTest, DamagedCountersAndSlotsAreHarmless) {
     static_cast<void>(segment->Unlock(*member, *token));
     const Result<uint64_t> entered = segment->EnterRound(*member);
     EXPECT_TRUE(entered.ok());
-    segment->FinishShare(*member, *entered);
+    segment->IsTurn(*member, *entered);
+    segment->FinishShare(*member, *entered, /*ends_phase=*/true);
     segment->TryCloseRound(*entered, /*force=*/true);
     segment->MissingInRound();
     segment->FinishRound(*member, *entered);
+    segment->EnterPhase(*member, segment->phase());
+    segment->TryEndPhase(*member, segment->phase());
+    EXPECT_LE(segment->AgreeOnSchedule(*member, "s")->size(), kMaxTextBytes);
+    EXPECT_TRUE(segment->PostNotice(*member, "n").ok());
+    EXPECT_LE(segment->LastNotice().text.size(), kMaxTextBytes);
+    segment->RequestStop(*member);
     segment->Leave(*member);
   }
 }
@@ -441,13 +458,49 @@ TEST(MembersTest, ProgressIsSeen) {
   Segment* const segment = Make();
   Segment* const other = MapAgain(*segment);
   const MemberId member = *segment->Join(std::nullopt);
-  segment->PublishProgress(member, 30);
-  segment->PublishProgress(member, 40);
+  segment->PublishProgress(member, {30, 1, 7});
+  segment->PublishProgress(member, {40, 2, 3});
   segment->SetTraining(member, true);
-  const MemberInfo info = other->Members().at(0);
+  segment->EnterPhase(member, 1);
+  MemberInfo info = other->Members().at(0);
   EXPECT_EQ(info.steps, 40u);
+  EXPECT_EQ(info.epoch, 2u);
+  EXPECT_EQ(info.batch, 3u);
+  EXPECT_EQ(info.phase, 1u);
   EXPECT_EQ(info.exchanges, 2u);
   EXPECT_TRUE(info.training);
+  const uint32_t seen = segment->changes();
+  segment->PublishSteps(member, 41);
+  EXPECT_EQ(segment->changes(), seen);  // with every step: wakes nobody
+  info = other->Members().at(0);
+  EXPECT_EQ(info.steps, 41u);
+  EXPECT_EQ(info.epoch, 2u);
+  EXPECT_EQ(info.exchanges, 2u);
+}
+
+// Whoever takes a slot begins anew, in the phase that the segment is in.
+TEST(MembersTest, AUsedSlotIsCleared) {
+  Segment* const segment = Make();
+  const RawSegment raw(segment->fd());
+  for (MemberSlot& slot : raw.control()->members) {
+    for (auto* const field : {&slot.steps, &slot.epoch, &slot.batch, &slot.phase, &slot.exchanges,
+                              &slot.round_entered, &slot.round_contributed,
+                              &slot.round_finished}) {
+      field->store(9);
+    }
+  }
+  raw.control()->phase.store(3);
+  ASSERT_TRUE(segment->Join(0).ok());
+  const MemberSlot& slot = raw.control()->members[0];
+  const MemberInfo info = segment->Members().at(0);
+  EXPECT_EQ(info.steps, 0u);
+  EXPECT_EQ(info.epoch, 0u);
+  EXPECT_EQ(info.batch, 0u);
+  EXPECT_EQ(info.phase, 3u);
+  EXPECT_EQ(info.exchanges, 0u);
+  EXPECT_EQ(slot.round_entered.load(), 0u);
+  EXPECT_EQ(slot.round_contributed.load(), 0u);
+  EXPECT_EQ(slot.round_finished.load(), 0u);
 }
 
 TEST(MembersTest, WhoStopsRenewingIsFenced) {

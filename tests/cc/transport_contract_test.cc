@@ -926,7 +926,8 @@ TEST_P(TransportContractTest, MembersJoinAndLeave) {
   ASSERT_TRUE(second.ok());
   EXPECT_NE(second->incarnation, first.incarnation);
   EXPECT_EQ(a->control()->CountLive(), 2u);
-  a->control()->PublishProgress(first, 17);
+  a->control()->PublishProgress(first, {16, 2, 5});
+  a->control()->PublishSteps(first, 17);
   a->control()->SetTraining(first, true);
   const std::vector<MemberInfo> members = b->control()->Members();
   ASSERT_EQ(members.size(), 2u);
@@ -934,6 +935,9 @@ TEST_P(TransportContractTest, MembersJoinAndLeave) {
   EXPECT_EQ(members[0].state, MemberState::kLive);
   EXPECT_EQ(members[0].incarnation, first.incarnation);
   EXPECT_EQ(members[0].steps, 17u);
+  EXPECT_EQ(members[0].epoch, 2u);
+  EXPECT_EQ(members[0].batch, 5u);
+  EXPECT_EQ(members[0].phase, 0u);
   EXPECT_EQ(members[0].exchanges, 1u);
   EXPECT_TRUE(members[0].training);
   EXPECT_NE(members[0].process_id, 0u);
@@ -1071,8 +1075,8 @@ TEST_P(TransportContractTest, AMeetingClosesWithTheLast) {
   const MemberId second = Join(b.get(), 1);
   a->control()->SetTraining(first, true);
   b->control()->SetTraining(second, true);
-  a->control()->PublishProgress(first, 12);
-  b->control()->PublishProgress(second, 9);
+  a->control()->PublishProgress(first, {12, 0, 0});
+  b->control()->PublishProgress(second, {9, 0, 0});
   const uint64_t meeting = a->control()->Arrive(first);
   EXPECT_FALSE(a->control()->TryCloseMeeting(meeting));
   EXPECT_EQ(b->control()->Arrive(second), meeting);
@@ -1219,12 +1223,12 @@ TEST_P(TransportContractTest, ARoundIsTheWeightedMean) {
       EXPECT_EQ(*a->control()->EnterRound(first), round);
       const uint64_t before = a->control()->version();
       ASSERT_TRUE(a->Update(ShareOf(layout, x, round, 1.5), nullptr).ok());
-      a->control()->FinishShare(first, round);
+      a->control()->FinishShare(first, round, false);
       EXPECT_EQ(a->control()->MissingInRound(), std::vector<uint32_t>({1}));
       EXPECT_FALSE(a->control()->TryCloseRound(round, false));
       EXPECT_EQ(*b->control()->EnterRound(second), round);
       ASSERT_TRUE(b->Update(ShareOf(layout, y, round, 0.5), nullptr).ok());
-      b->control()->FinishShare(second, round);
+      b->control()->FinishShare(second, round, false);
       EXPECT_EQ(b->control()->version(), before + 2);
       EXPECT_TRUE(b->control()->TryCloseRound(round, false));
       EXPECT_EQ(a->control()->rounds_closed(), round);
@@ -1261,7 +1265,7 @@ TEST_P(TransportContractTest, LateInARound) {
   const MemberId late = Join(c.get(), 2);
   EXPECT_EQ(*c->control()->EnterRound(late), 0u);
   ASSERT_TRUE(a->Update(ShareOf(layout, values, 1, 1.0), nullptr).ok());
-  a->control()->FinishShare(first, 1);
+  a->control()->FinishShare(first, 1, false);
   EXPECT_FALSE(a->control()->TryCloseRound(1, false));
   EXPECT_TRUE(a->control()->TryCloseRound(1, /*force=*/true));
   const Status refused = b->Update(ShareOf(layout, values, 1, 1.0), nullptr).status();
@@ -1272,6 +1276,221 @@ TEST_P(TransportContractTest, LateInARound) {
   a->control()->Leave(first);
   b->control()->Leave(second);
   c->control()->Leave(late);
+}
+
+// Five members that come in any order: whoever came first, the same weights give the same
+// bits.
+TEST_P(TransportContractTest, SharesAreAddedByIndex) {
+  constexpr uint32_t kMembers = 5;
+  const Layout layout = LayoutOfAllSizes(DType::kFloat32);
+  std::vector<std::unique_ptr<SegmentLink>> links;
+  std::vector<MemberId> members;
+  std::vector<Values> values;
+  std::mt19937 random(11);
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    links.push_back(i == 0 ? Open(layout) : Attach());
+    members.push_back(Join(links[i].get(), i));
+    values.emplace_back(layout);
+    Randomize(layout, &random, &values.back());
+  }
+  std::vector<uint32_t> arrivals = {0, 1, 2, 3, 4};
+  std::unique_ptr<Values> expected;
+  for (uint64_t round = 1; round <= 6; ++round) {
+    for (const uint32_t i : arrivals) {
+      EXPECT_EQ(*links[i]->control()->EnterRound(members[i]), round);
+    }
+    std::vector<uint32_t> waiting = arrivals, added;
+    while (!waiting.empty()) {
+      const auto next = std::find_if(waiting.begin(), waiting.end(), [&](uint32_t i) {
+        return links[i]->control()->IsTurn(members[i], round);
+      });
+      ASSERT_NE(next, waiting.end());
+      const uint32_t i = *next;
+      waiting.erase(next);
+      ASSERT_TRUE(links[i]->Update(ShareOf(layout, values[i], round, 1.0 + i), nullptr).ok());
+      links[i]->control()->FinishShare(members[i], round, false);
+      added.push_back(i);
+    }
+    EXPECT_EQ(added, std::vector<uint32_t>({0, 1, 2, 3, 4}));
+    ASSERT_TRUE(links[0]->control()->TryCloseRound(round, false));
+    const Values mean = Center(links[0].get());
+    if (expected == nullptr) expected = std::make_unique<Values>(mean);
+    EXPECT_TRUE(mean == *expected) << round;
+    for (uint32_t i = 0; i < kMembers; ++i) {
+      links[i]->control()->FinishRound(members[i], round);
+    }
+    std::shuffle(arrivals.begin(), arrivals.end(), random);
+  }
+  for (uint32_t i = 0; i < kMembers; ++i) links[i]->control()->Leave(members[i]);
+}
+
+TEST_P(TransportContractTest, TurnsPassByThoseWhoGo) {
+  Restart(kLeaseSeconds);
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const std::unique_ptr<SegmentLink> c = Attach();
+  const std::unique_ptr<SegmentLink> d = Attach();
+  const MemberId silent = Join(a.get(), 0);
+  const MemberId leaver = Join(b.get(), 1);
+  const MemberId done = Join(c.get(), 2);
+  const MemberId last = Join(d.get(), 3);
+  const auto renew = [&] {  // all but the silent one
+    EXPECT_TRUE(b->control()->Renew(leaver).ok());
+    EXPECT_TRUE(c->control()->Renew(done).ok());
+    EXPECT_TRUE(d->control()->Renew(last).ok());
+  };
+  ASSERT_EQ(*d->control()->EnterRound(last), 1u);
+  EXPECT_TRUE(WaitUntil([&] {
+    renew();
+    return b->control()->IsTurn(leaver, 1);  // the silent one has lapsed
+  }));
+  EXPECT_FALSE(d->control()->IsTurn(last, 1));
+  b->control()->Leave(leaver);
+  EXPECT_FALSE(d->control()->IsTurn(last, 1));
+  EXPECT_EQ(d->control()->MissingInRound(), std::vector<uint32_t>({2, 3}));
+  c->control()->Arrive(done);  // at a meeting, in the middle of the round
+  EXPECT_TRUE(d->control()->IsTurn(last, 1));
+  d->control()->FinishShare(last, 1, false);
+  EXPECT_TRUE(d->control()->TryCloseRound(1, false));
+  d->control()->FinishRound(last, 1);
+  // Nor is it waited for in the next one.
+  EXPECT_EQ(*d->control()->EnterRound(last), 2u);
+  EXPECT_EQ(d->control()->MissingInRound(), std::vector<uint32_t>({3}));
+  a->control()->Leave(silent);
+  c->control()->Leave(done);
+  d->control()->Leave(last);
+}
+
+// --- The schedule --------------------------------------------------------------------
+
+TEST_P(TransportContractTest, ARoundEndsAPhaseOnce) {
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const MemberId first = Join(a.get(), 0);
+  const MemberId second = Join(b.get(), 1);
+  for (uint64_t round = 1; round <= 4; ++round) {  // said by nobody, one, the other, both
+    ASSERT_EQ(*a->control()->EnterRound(first), round);
+    ASSERT_EQ(*b->control()->EnterRound(second), round);
+    const uint64_t before = a->control()->phase();
+    const uint64_t says = round - 1;
+    a->control()->FinishShare(first, round, (says & 1) != 0);
+    b->control()->FinishShare(second, round, (says & 2) != 0);
+    EXPECT_EQ(b->control()->phase(), before);
+    EXPECT_TRUE(a->control()->TryCloseRound(round, false));
+    EXPECT_TRUE(b->control()->TryCloseRound(round, true));
+    EXPECT_EQ(b->control()->phase(), before + (says == 0 ? 0 : 1));
+    a->control()->FinishRound(first, round);
+    b->control()->FinishRound(second, round);
+  }
+  EXPECT_EQ(a->control()->phase(), 3u);
+  ASSERT_EQ(*a->control()->EnterRound(first), 5u);
+  a->control()->FinishShare(first, 5, true);
+  EXPECT_TRUE(a->control()->TryCloseRound(5, /*force=*/true));
+  EXPECT_EQ(a->control()->phase(), 4u);
+  a->control()->Leave(first);
+  b->control()->Leave(second);
+}
+
+TEST_P(TransportContractTest, PhasesWaitForThoseInTraining) {
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const std::unique_ptr<SegmentLink> c = Attach();
+  const MemberId first = Join(a.get(), 0);
+  const MemberId second = Join(b.get(), 1);
+  ASSERT_TRUE(a->control()->BeginSeeding(first));
+  b->control()->SetFirstPhase(second, 7);  // not the seeder
+  EXPECT_EQ(a->control()->phase(), 0u);
+  a->control()->SetFirstPhase(first, 2);
+  a->control()->FinishSeeding(first);
+  EXPECT_EQ(b->control()->phase(), 2u);
+  a->control()->SetTraining(first, true);
+  b->control()->SetTraining(second, true);
+  a->control()->EnterPhase(first, 2);
+  EXPECT_FALSE(a->control()->TryEndPhase(first, 2));
+  b->control()->EnterPhase(second, 2);
+  EXPECT_TRUE(a->control()->TryEndPhase(first, 2));
+  EXPECT_TRUE(b->control()->TryEndPhase(second, 2));
+  EXPECT_EQ(b->control()->phase(), 3u);
+  const MemberId late = Join(c.get(), 2);  // into the present phase
+  c->control()->SetTraining(late, true);
+  EXPECT_EQ(a->control()->Members().at(2).phase, 3u);
+  a->control()->EnterPhase(first, 3);
+  EXPECT_FALSE(a->control()->TryEndPhase(first, 3));
+  EXPECT_FALSE(a->control()->TryEndPhase(first, 4));
+  b->control()->Arrive(second);
+  EXPECT_TRUE(a->control()->TryEndPhase(first, 3));
+  EXPECT_FALSE(a->control()->TryEndPhase(first, 4));  // the late one is in 3
+  c->control()->Leave(late);
+  a->control()->EnterPhase(first, 4);
+  EXPECT_TRUE(a->control()->TryEndPhase(first, 4));
+  EXPECT_EQ(c->control()->phase(), 5u);
+  a->control()->Leave(first);
+  b->control()->Leave(second);
+}
+
+TEST_P(TransportContractTest, AllHaveOneScheduleInWords) {
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const MemberId first = Join(a.get(), 0);
+  const MemberId second = Join(b.get(), 1);
+  const std::string words(kMaxTextBytes, 'w');
+  EXPECT_EQ(b->control()->AgreeOnSchedule(second, words + "w").status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(*b->control()->AgreeOnSchedule(second, words), words);
+  EXPECT_EQ(*a->control()->AgreeOnSchedule(first, "others"), words);
+  a->control()->Leave(first);
+  EXPECT_EQ(a->control()->AgreeOnSchedule(first, words).status().code(), StatusCode::kAborted);
+  b->control()->Leave(second);
+}
+
+// --- Words to all --------------------------------------------------------------------
+
+TEST_P(TransportContractTest, NoticesReachAll) {
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const MemberId first = Join(a.get(), 0);
+  const MemberId second = Join(b.get(), 1);
+  EXPECT_EQ(a->control()->LastNotice().number, 0u);
+  const std::string texts[] = {"one", std::string(kMaxTextBytes, 'x'), "",
+                               std::string("with\0zero", 9)};
+  uint64_t number = 0;
+  for (const std::string& text : texts) {
+    SegmentLink* const poster = number % 2 == 0 ? a.get() : b.get();
+    const MemberId poster_id = number % 2 == 0 ? first : second;
+    EXPECT_EQ(*poster->control()->PostNotice(poster_id, text), number + 1);
+    ++number;
+    for (SegmentLink* const link : {a.get(), b.get()}) {
+      const Notice notice = link->control()->LastNotice();
+      EXPECT_EQ(notice.number, number);
+      EXPECT_EQ(notice.text, text);
+    }
+  }
+  const Status refused =
+      a->control()->PostNotice(first, std::string(kMaxTextBytes + 1, 'x')).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("4097 bytes, more than 4096"), std::string::npos);
+  a->control()->Leave(first);
+  EXPECT_EQ(a->control()->PostNotice(first, "gone").status().code(), StatusCode::kAborted);
+  EXPECT_EQ(b->control()->LastNotice().number, number);
+  b->control()->Leave(second);
+}
+
+TEST_P(TransportContractTest, AStopHoldsUntilTheMeeting) {
+  const std::unique_ptr<SegmentLink> a = Open(SmallLayout());
+  const std::unique_ptr<SegmentLink> b = Attach();
+  const MemberId first = Join(a.get(), 0);
+  const MemberId second = Join(b.get(), 1);
+  EXPECT_FALSE(b->control()->stop_requested());
+  a->control()->RequestStop(first);
+  EXPECT_TRUE(b->control()->stop_requested());
+  const uint64_t meeting = a->control()->Arrive(first);
+  EXPECT_FALSE(a->control()->TryCloseMeeting(meeting));
+  EXPECT_TRUE(b->control()->stop_requested());
+  EXPECT_EQ(b->control()->Arrive(second), meeting);
+  EXPECT_TRUE(b->control()->TryCloseMeeting(meeting));
+  EXPECT_FALSE(a->control()->stop_requested());
+  a->control()->Leave(first);
+  b->control()->Leave(second);
 }
 
 // --- Waiting -----------------------------------------------------------------------
@@ -1380,7 +1599,12 @@ TEST_P(TransportContractTest, TheServerGoes) {
   // Nothing that says no failure hangs.
   link->control()->WaitForChange(link->control()->changes(), kNanosPerSecond / 100);
   link->control()->WaitForVersion(1000, kNanosPerSecond / 100);
-  link->control()->PublishProgress(member, 3);
+  link->control()->PublishProgress(member, {3, 0, 0});
+  link->control()->EnterPhase(member, 0);
+  link->control()->LastNotice();
+  EXPECT_EQ(link->control()->phase(), 0u);
+  EXPECT_FALSE(link->control()->stop_requested());
+  EXPECT_EQ(link->control()->PostNotice(member, "n").ok(), shared_memory());
   link->control()->Leave(member);
   EXPECT_LT(MonotonicNanos() - start, 5 * kNanosPerSecond);
 

@@ -95,8 +95,8 @@ Region RegionOf(uint8_t number) {
       return {0, sizeof(SegmentHeader)};
     case 1:
       return {header.directory_offset, header.directory_bytes};
-    case 2:  // of the control block what is not a table
-      return {header.control_offset, offsetof(ControlBlock, barriers)};
+    case 2:  // of the control block what is neither a table nor a text
+      return {header.control_offset, offsetof(ControlBlock, schedule)};
     case 3:
       return {header.control_offset + offsetof(ControlBlock, barriers), 3 * sizeof(BarrierEntry)};
     case 4:
@@ -221,10 +221,28 @@ class Caller {
     const Result<uint64_t> round = segment_->EnterRound(member);
     if (!round.ok()) return;
     if (*round != 0) Update(MoveKind::kElastic, RoundShare{*round, 1.0 + input_->Byte()});
-    segment_->FinishShare(member, *round);
+    segment_->IsTurn(member, *round);
+    segment_->FinishShare(member, *round, input_->Byte() % 2 == 0);
     segment_->TryCloseRound(*round, input_->Byte() % 2 == 0);
     segment_->MissingInRound();
     if (input_->Byte() % 2 == 0) segment_->FinishRound(member, *round);
+  }
+
+  void Phase() {
+    const MemberId member = Member();
+    const uint64_t phase = segment_->phase();
+    if (input_->Byte() % 2 == 0) segment_->EnterPhase(member, phase);
+    if (segment_->BeginSeeding(member)) segment_->SetFirstPhase(member, input_->Byte());
+    segment_->TryEndPhase(member, phase);
+  }
+
+  void Text() {
+    const MemberId member = Member();
+    const std::string text(input_->Number(2) % (kMaxTextBytes + 2), 't');
+    const Result<std::string> words = segment_->AgreeOnSchedule(member, text);
+    FuzzCheck(!words.ok() || words->size() <= kMaxTextBytes, "a schedule is too long");
+    static_cast<void>(segment_->PostNotice(member, text));
+    FuzzCheck(segment_->LastNotice().text.size() <= kMaxTextBytes, "a notice is too long");
   }
 
   void Update(MoveKind kind, std::optional<RoundShare> round) {
@@ -264,7 +282,7 @@ class Caller {
   }
 
   void Call(uint8_t which) {
-    switch (which % 20) {
+    switch (which % 24) {
       case 0: case 1: return Join();
       case 2: return Leave();
       case 3: return Barrier();
@@ -292,8 +310,17 @@ class Caller {
       case 15: {
         const MemberId member = Member();
         segment_->SetTraining(member, input_->Byte() % 2 == 0);
-        segment_->PublishProgress(member, input_->Byte());
+        segment_->PublishProgress(member, {input_->Byte(), 1, 2});
+        segment_->PublishSteps(member, 3);
         segment_->LeaveUnlessLast(member);
+        return;
+      }
+      case 20: return Phase();
+      case 21: case 22: return Text();
+      case 23: {
+        const MemberId member = Member();
+        segment_->RequestStop(member);
+        segment_->stop_requested();
         return;
       }
       case 16:
@@ -335,23 +362,33 @@ std::string HoldersDied() {
 
 }  // namespace
 
-// Every word of the control block and of the tables, with values that are trouble: before
-// it is mapped, with dead holders, and under the hands of two members.
+// Every word of the control block and of the tables, and what texts have beside their bytes,
+// with values that are trouble: before it is mapped, with dead holders, and under the hands
+// of two members.
 void FuzzSystematically() {
   const uint64_t values[] = {0, 1, 2, 3, 1000, 0x40000000, 0x7fffffff, 0xffffffff, 1ULL << 63,
                              (1ULL << 63) - 1, ~0ULL, 0x7ff0000000000000, 0x7ff8000000000000};
-  const std::string all_calls("\x0b\x06\0\1\0\0\x08\0\x09\0\x0a\0\x10\x0c\x0d\0\x0d\1"
+  const std::string all_calls("\x0b\x06\0\1\0\0\0\x08\0\x09\0\x0a\0\x10\x0c\x0d\0\x0d\1"
+                              "\x14\0\0\5\x14\1\1\x15\0\5\0\x16\1\7\0\x17\0"
                               "\3\0\3\1\4\0\0\5\0\x0e\0\x0f\0\0\1\x11\1",
-                              34);
+                              52);
   const std::string two_join("\0\0\0\1", 4);
+  const auto each_value = [&](uint8_t region, uint64_t at) {
+    for (const uint64_t value : values) {
+      const std::string word = Overwriting(region, at, Bytes(value, at % 8 == 0 ? 8 : 4));
+      FuzzOne(std::string("\0\1", 2) + word + two_join + all_calls);
+      FuzzOne(std::string("\0\5", 2) + HoldersDied() + word + two_join + all_calls);
+      FuzzOne(std::string("\0\0", 2) + two_join + "\x12" + word + all_calls);
+    }
+  };
   for (uint8_t region = 2; region <= 6; ++region) {
-    for (uint64_t at = 0; at + 4 <= RegionOf(region).size; at += 4) {
-      for (const uint64_t value : values) {
-        const std::string word = Overwriting(region, at, Bytes(value, at % 8 == 0 ? 8 : 4));
-        FuzzOne(std::string("\0\1", 2) + word + two_join + all_calls);
-        FuzzOne(std::string("\0\5", 2) + HoldersDied() + word + two_join + all_calls);
-        FuzzOne(std::string("\0\0", 2) + two_join + "\x12" + word + all_calls);
-      }
+    for (uint64_t at = 0; at + 4 <= RegionOf(region).size; at += 4) each_value(region, at);
+  }
+  constexpr uint8_t kWholeBlock = 7;
+  for (const uint64_t text : {offsetof(ControlBlock, schedule), offsetof(ControlBlock, notice)}) {
+    const uint64_t first = text + offsetof(TextEntry, texts);
+    for (const uint64_t at : {text, first, first + sizeof(TextEntry::texts) / 2}) {
+      each_value(kWholeBlock, at);
     }
   }
 }

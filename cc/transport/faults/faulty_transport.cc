@@ -40,8 +40,11 @@ class FaultyControl : public SegmentControl {
   Status CheckMember(const MemberId& member) const override {
     return Ask<Status>(FaultyCall::kCheckMember, [&] { return inner_->CheckMember(member); });
   }
-  void PublishProgress(const MemberId& member, uint64_t steps) override {
-    Tell(FaultyCall::kPublishProgress, [&] { inner_->PublishProgress(member, steps); });
+  void PublishProgress(const MemberId& member, const Progress& progress) override {
+    Tell(FaultyCall::kPublishProgress, [&] { inner_->PublishProgress(member, progress); });
+  }
+  void PublishSteps(const MemberId& member, uint64_t steps) override {
+    Tell(FaultyCall::kPublishSteps, [&] { inner_->PublishSteps(member, steps); });
   }
   void SetTraining(const MemberId& member, bool training) override {
     Tell(FaultyCall::kSetTraining, [&] { inner_->SetTraining(member, training); });
@@ -113,8 +116,11 @@ class FaultyControl : public SegmentControl {
     return Ask<Result<uint64_t>>(FaultyCall::kEnterRound,
                                  [&] { return inner_->EnterRound(member); });
   }
-  void FinishShare(const MemberId& member, uint64_t round) override {
-    Tell(FaultyCall::kFinishShare, [&] { inner_->FinishShare(member, round); });
+  bool IsTurn(const MemberId& member, uint64_t round) override {
+    return Ask<bool>(FaultyCall::kIsTurn, [&] { return inner_->IsTurn(member, round); });
+  }
+  void FinishShare(const MemberId& member, uint64_t round, bool ends_phase) override {
+    Tell(FaultyCall::kFinishShare, [&] { inner_->FinishShare(member, round, ends_phase); });
   }
   bool TryCloseRound(uint64_t round, bool force) override {
     return Ask<bool>(FaultyCall::kTryCloseRound,
@@ -129,6 +135,35 @@ class FaultyControl : public SegmentControl {
   }
   uint64_t rounds_closed() const override {
     return Ask<uint64_t>(FaultyCall::kRoundsClosed, [&] { return inner_->rounds_closed(); });
+  }
+  uint64_t phase() const override {
+    return Ask<uint64_t>(FaultyCall::kPhase, [&] { return inner_->phase(); });
+  }
+  void SetFirstPhase(const MemberId& member, uint64_t phase) override {
+    Tell(FaultyCall::kSetFirstPhase, [&] { inner_->SetFirstPhase(member, phase); });
+  }
+  void EnterPhase(const MemberId& member, uint64_t phase) override {
+    Tell(FaultyCall::kEnterPhase, [&] { inner_->EnterPhase(member, phase); });
+  }
+  bool TryEndPhase(const MemberId& member, uint64_t phase) override {
+    return Ask<bool>(FaultyCall::kTryEndPhase, [&] { return inner_->TryEndPhase(member, phase); });
+  }
+  Result<std::string> AgreeOnSchedule(const MemberId& member, const std::string& words) override {
+    return Ask<Result<std::string>>(FaultyCall::kAgreeOnSchedule,
+                                    [&] { return inner_->AgreeOnSchedule(member, words); });
+  }
+  Result<uint64_t> PostNotice(const MemberId& member, const std::string& text) override {
+    return Ask<Result<uint64_t>>(FaultyCall::kPostNotice,
+                                 [&] { return inner_->PostNotice(member, text); });
+  }
+  Notice LastNotice() override {
+    return Ask<Notice>(FaultyCall::kLastNotice, [&] { return inner_->LastNotice(); });
+  }
+  void RequestStop(const MemberId& member) override {
+    Tell(FaultyCall::kRequestStop, [&] { inner_->RequestStop(member); });
+  }
+  bool stop_requested() const override {
+    return Ask<bool>(FaultyCall::kStopRequested, [&] { return inner_->stop_requested(); });
   }
   uint32_t changes() const override {
     return Ask<uint32_t>(FaultyCall::kChanges, [&] { return inner_->changes(); });

@@ -26,6 +26,9 @@ MemberInfo InfoOf(const ListedMember& listed) {
   info.arrived = listed.arrived;
   info.finished = listed.finished;
   info.training = listed.training;
+  info.epoch = listed.epoch;
+  info.batch = listed.batch;
+  info.phase = listed.phase;
   return info;
 }
 
@@ -35,6 +38,7 @@ MemberInfo InfoOf(const ListedMember& listed) {
 
 ControlRequest MessageControl::NewRequest(ControlCall call) const {
   ControlRequest request;
+  request.minor = std::min(grant_.minor, kProtocolMinor);
   request.attachment = grant_.attachment;
   request.call = call;
   return request;
@@ -48,7 +52,16 @@ ControlRequest MessageControl::NewRequest(ControlCall call, const MemberId& memb
   return request;
 }
 
+Status MessageControl::CheckKnown(ControlCall call) const {
+  if (grant_.minor >= SinceMinor(call)) return Status::Ok();
+  return FailedPreconditionError(
+      "the server speaks protocol " + std::to_string(kProtocolMajor) + "." +
+      std::to_string(grant_.minor) +
+      ", which knows nothing of schedules, notices and stops: upgrade the server [SMB-E143]");
+}
+
 Result<ControlReply> MessageControl::Call(ControlRequest request) const {
+  TF_SMB_RETURN_IF_ERROR(CheckKnown(request.call));
   const Deadline deadline = Deadline::After(kCallSeconds);
   MutexLock lock(&mutex_);
   TF_SMB_ASSIGN_OR_RETURN(ControlReply reply, lane_->CallControl(&request, deadline));
@@ -136,8 +149,15 @@ Status MessageControl::CheckMember(const MemberId& member) const {
   return CallForStatus(NewRequest(ControlCall::kCheckMember, member));
 }
 
-void MessageControl::PublishProgress(const MemberId& member, uint64_t steps) {
-  static_cast<void>(Call(NewRequest(ControlCall::kPublishProgress, member, steps)));
+void MessageControl::PublishProgress(const MemberId& member, const Progress& progress) {
+  ControlRequest request = NewRequest(ControlCall::kPublishProgress, member, progress.steps);
+  request.epoch = progress.epoch;
+  request.batch = progress.batch;
+  static_cast<void>(Call(std::move(request)));
+}
+
+void MessageControl::PublishSteps(const MemberId& member, uint64_t steps) {
+  static_cast<void>(Call(NewRequest(ControlCall::kPublishSteps, member, steps)));
 }
 
 void MessageControl::SetTraining(const MemberId& member, bool training) {
@@ -257,8 +277,16 @@ Result<uint64_t> MessageControl::EnterRound(const MemberId& member) {
   return reply.number;
 }
 
-void MessageControl::FinishShare(const MemberId& member, uint64_t round) {
-  static_cast<void>(Call(NewRequest(ControlCall::kFinishShare, member, round)));
+bool MessageControl::IsTurn(const MemberId& member, uint64_t round) {
+  // Servers of 1.1 have no turns: nobody waits.
+  if (!CheckKnown(ControlCall::kIsTurn).ok()) return true;
+  return CallForNumber(NewRequest(ControlCall::kIsTurn, member, round)) != 0;
+}
+
+void MessageControl::FinishShare(const MemberId& member, uint64_t round, bool ends_phase) {
+  ControlRequest request = NewRequest(ControlCall::kFinishShare, member, round);
+  request.flag = ends_phase;
+  static_cast<void>(Call(std::move(request)));
 }
 
 bool MessageControl::TryCloseRound(uint64_t round, bool force) {
@@ -280,6 +308,57 @@ std::vector<uint32_t> MessageControl::MissingInRound() {
 
 uint64_t MessageControl::rounds_closed() const {
   return CallForNumber(NewRequest(ControlCall::kRoundsClosed));
+}
+
+// --- The schedule, words to all --------------------------------------------------------
+
+uint64_t MessageControl::phase() const {
+  const Result<ControlReply> reply = Call(NewRequest(ControlCall::kPhase));
+  if (reply.ok()) last_phase_.store(reply->number);
+  return last_phase_.load();
+}
+
+void MessageControl::SetFirstPhase(const MemberId& member, uint64_t phase) {
+  static_cast<void>(Call(NewRequest(ControlCall::kSetFirstPhase, member, phase)));
+}
+
+void MessageControl::EnterPhase(const MemberId& member, uint64_t phase) {
+  static_cast<void>(Call(NewRequest(ControlCall::kEnterPhase, member, phase)));
+}
+
+bool MessageControl::TryEndPhase(const MemberId& member, uint64_t phase) {
+  return CallForNumber(NewRequest(ControlCall::kTryEndPhase, member, phase)) != 0;
+}
+
+Result<std::string> MessageControl::AgreeOnSchedule(const MemberId& member,
+                                                    const std::string& words) {
+  TF_SMB_RETURN_IF_ERROR(CheckText(words));
+  ControlRequest request = NewRequest(ControlCall::kAgreeOnSchedule, member);
+  request.text = words;
+  TF_SMB_ASSIGN_OR_RETURN(ControlReply reply, Call(std::move(request)));
+  return std::move(reply.text);
+}
+
+Result<uint64_t> MessageControl::PostNotice(const MemberId& member, const std::string& text) {
+  TF_SMB_RETURN_IF_ERROR(CheckText(text));
+  ControlRequest request = NewRequest(ControlCall::kPostNotice, member);
+  request.text = text;
+  TF_SMB_ASSIGN_OR_RETURN(const ControlReply reply, Call(std::move(request)));
+  return reply.number;
+}
+
+Notice MessageControl::LastNotice() {
+  Result<ControlReply> reply = Call(NewRequest(ControlCall::kLastNotice));
+  if (!reply.ok()) return {};
+  return {reply->number, std::move(reply->text)};
+}
+
+void MessageControl::RequestStop(const MemberId& member) {
+  static_cast<void>(Call(NewRequest(ControlCall::kRequestStop, member)));
+}
+
+bool MessageControl::stop_requested() const {
+  return CallForNumber(NewRequest(ControlCall::kStopRequested)) != 0;
 }
 
 }  // namespace tf_smb

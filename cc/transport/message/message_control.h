@@ -42,7 +42,8 @@ class MessageControl : public SegmentControl {
   void Leave(const MemberId& member) override;
   bool LeaveUnlessLast(const MemberId& member) override;
   Status CheckMember(const MemberId& member) const override;
-  void PublishProgress(const MemberId& member, uint64_t steps) override;
+  void PublishProgress(const MemberId& member, const Progress& progress) override;
+  void PublishSteps(const MemberId& member, uint64_t steps) override;
   void SetTraining(const MemberId& member, bool training) override;
   std::vector<MemberInfo> Members() override;
   uint32_t CountLive() const override;
@@ -65,17 +66,29 @@ class MessageControl : public SegmentControl {
   Status Unlock(const MemberId& member, uint64_t token) override;
   std::optional<uint32_t> LockHolder() override;
   Result<uint64_t> EnterRound(const MemberId& member) override;
-  void FinishShare(const MemberId& member, uint64_t round) override;
+  bool IsTurn(const MemberId& member, uint64_t round) override;
+  void FinishShare(const MemberId& member, uint64_t round, bool ends_phase) override;
   bool TryCloseRound(uint64_t round, bool force) override;
   void FinishRound(const MemberId& member, uint64_t round) override;
   std::vector<uint32_t> MissingInRound() override;
   uint64_t rounds_closed() const override;
+  uint64_t phase() const override;
+  void SetFirstPhase(const MemberId& member, uint64_t phase) override;
+  void EnterPhase(const MemberId& member, uint64_t phase) override;
+  bool TryEndPhase(const MemberId& member, uint64_t phase) override;
+  Result<std::string> AgreeOnSchedule(const MemberId& member, const std::string& words) override;
+  Result<uint64_t> PostNotice(const MemberId& member, const std::string& text) override;
+  Notice LastNotice() override;
+  void RequestStop(const MemberId& member) override;
+  bool stop_requested() const override;
   uint32_t changes() const override;
   void WaitForChange(uint32_t seen, int64_t timeout_nanos) const override;
 
  private:
   ControlRequest NewRequest(ControlCall call) const;
   ControlRequest NewRequest(ControlCall call, const MemberId& member, uint64_t number = 0) const;
+  // FAILED_PRECONDITION if the server is older than the call.
+  Status CheckKnown(ControlCall call) const;
   // Over the link's own lane. Whoever comes later waits for those before, until
   // kCallSeconds after it came.
   Result<ControlReply> Call(ControlRequest request) const EXCLUDES(mutex_);
@@ -88,6 +101,7 @@ class MessageControl : public SegmentControl {
   LanePool* const waiting_;
   mutable std::atomic<uint64_t> last_version_{0};
   mutable std::atomic<uint32_t> last_changes_{0};
+  mutable std::atomic<uint64_t> last_phase_{0};
   mutable Mutex mutex_;
   const std::unique_ptr<Lane> lane_ GUARDED_BY(mutex_);
 };

@@ -19,6 +19,7 @@ constexpr double kLongestWaitSeconds = 3600.0;
 // A client needs one of each a channel.
 constexpr size_t kMaxGrants = 16;
 constexpr size_t kMaxMembersHere = 16;
+static_assert(kMaxControlTextBytes == kMaxTextBytes);
 
 uint64_t RandomNumber() {
   std::random_device device;
@@ -42,6 +43,9 @@ ListedMember Listed(const MemberInfo& info) {
   member.arrived = info.arrived;
   member.finished = info.finished;
   member.training = info.training;
+  member.epoch = info.epoch;
+  member.batch = info.batch;
+  member.phase = info.phase;
   return member;
 }
 
@@ -137,6 +141,14 @@ bool NeedsMember(ControlCall call) {
     case ControlCall::kEnterRound:
     case ControlCall::kFinishShare:
     case ControlCall::kFinishRound:
+    case ControlCall::kPublishSteps:
+    case ControlCall::kIsTurn:
+    case ControlCall::kSetFirstPhase:
+    case ControlCall::kEnterPhase:
+    case ControlCall::kTryEndPhase:
+    case ControlCall::kAgreeOnSchedule:
+    case ControlCall::kPostNotice:
+    case ControlCall::kRequestStop:
       return true;
     default:
       return false;
@@ -235,6 +247,7 @@ std::string MessageSession::AnswerControl(std::string_view message) {
   const Result<ControlRequest> request = DecodeControlRequest(message);
   if (!request.ok()) return EncodeReply(Refuse(request.status()));
   ControlReply reply;
+  reply.minor = std::min(request->minor, kProtocolMinor);
   const Result<std::shared_ptr<Segment>> segment = attachments_->Find(request->attachment);
   reply.status = segment.ok() ? Control(*request, segment->get(), &reply) : segment.status();
   reply.sequence = request->sequence;
@@ -347,6 +360,18 @@ Status MessageSession::Control(const ControlRequest& request, Segment* segment,
     case ControlCall::kChanges:
       reply->number = segment->changes();
       break;
+    case ControlCall::kPhase:
+      reply->number = segment->phase();
+      break;
+    case ControlCall::kLastNotice: {
+      Notice notice = segment->LastNotice();
+      reply->number = notice.number;
+      reply->text = std::move(notice.text);
+      break;
+    }
+    case ControlCall::kStopRequested:
+      reply->number = segment->stop_requested() ? 1 : 0;
+      break;
     default:
       return InternalError("control call " + std::to_string(static_cast<int>(request.call)) +
                            " has no answer [SMB-E137]");
@@ -369,7 +394,10 @@ Status MessageSession::MemberCall(const ControlRequest& request, Segment* segmen
     case ControlCall::kCheckMember:
       return segment->CheckMember(member);
     case ControlCall::kPublishProgress:
-      segment->PublishProgress(member, request.number);
+      segment->PublishProgress(member, {request.number, request.epoch, request.batch});
+      break;
+    case ControlCall::kPublishSteps:
+      segment->PublishSteps(member, request.number);
       break;
     case ControlCall::kSetTraining:
       segment->SetTraining(member, request.flag);
@@ -407,11 +435,34 @@ Status MessageSession::MemberCall(const ControlRequest& request, Segment* segmen
       TF_SMB_ASSIGN_OR_RETURN(reply->number, segment->EnterRound(member));
       break;
     }
+    case ControlCall::kIsTurn:
+      reply->number = segment->IsTurn(member, request.number) ? 1 : 0;
+      break;
     case ControlCall::kFinishShare:
-      segment->FinishShare(member, request.number);
+      segment->FinishShare(member, request.number, request.flag);
       break;
     case ControlCall::kFinishRound:
       segment->FinishRound(member, request.number);
+      break;
+    case ControlCall::kSetFirstPhase:
+      segment->SetFirstPhase(member, request.number);
+      break;
+    case ControlCall::kEnterPhase:
+      segment->EnterPhase(member, request.number);
+      break;
+    case ControlCall::kTryEndPhase:
+      reply->number = segment->TryEndPhase(member, request.number) ? 1 : 0;
+      break;
+    case ControlCall::kAgreeOnSchedule: {
+      TF_SMB_ASSIGN_OR_RETURN(reply->text, segment->AgreeOnSchedule(member, request.text));
+      break;
+    }
+    case ControlCall::kPostNotice: {
+      TF_SMB_ASSIGN_OR_RETURN(reply->number, segment->PostNotice(member, request.text));
+      break;
+    }
+    case ControlCall::kRequestStop:
+      segment->RequestStop(member);
       break;
     default:
       return InternalError("control call " + std::to_string(static_cast<int>(request.call)) +
