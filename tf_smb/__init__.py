@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from tf_smb import errors
 from tf_smb.box import Client, Lock, Member, Round, Segment, Server, Variable
-from tf_smb.rules import DeltaAveraging, ElasticAveraging, ExchangeRule, ReadThenAccumulate
+from tf_smb.rules import (
+    DeltaAveraging,
+    ElasticAveraging,
+    ExchangeRule,
+    PeriodicAveraging,
+    ReadThenAccumulate,
+)
+from tf_smb.schedule import Schedule
 
 if TYPE_CHECKING:
     from tf_smb import callbacks
@@ -38,9 +45,11 @@ __all__ = [
     "ExchangeRule",
     "Lock",
     "Member",
+    "PeriodicAveraging",
     "ReadThenAccumulate",
     "Round",
     "SMBStrategy",
+    "Schedule",
     "Segment",
     "Server",
     "Variable",

@@ -37,6 +37,7 @@ from tf_smb.errors import (
     NotFoundError,
 )
 from tf_smb.rules import ExchangeRule, ReadThenAccumulate, check_rule
+from tf_smb.schedule import Schedule, check_schedule
 
 # How long a request to a server may take.
 REQUEST_TIMEOUT_S = 10.0
@@ -96,6 +97,18 @@ class Round(NamedTuple):
     missing: tuple[int, ...]
 
 
+class Notice(NamedTuple):
+    """What `Segment.post_notice` left for all workers.
+
+    Attributes:
+        number: Counts the segment's notices from 1; 0: there was none yet.
+        text: Whatever the worker that posted it wrote.
+    """
+
+    number: int
+    text: str
+
+
 @dataclass(frozen=True)
 class Member:
     """A worker of a segment, as the control block has it.
@@ -105,8 +118,11 @@ class Member:
         state: "live", "left" (said goodbye) or "dead" (process gone or lease lapsed).
         process_id: In its own PID namespace.
         incarnation: Counts joins of the segment: tells a restarted worker from its former self.
-        steps: Local steps, as of its last exchange.
-        exchanges: Exchanges since it joined.
+        steps: Local steps, as of its last exchange, or of `Segment.publish_steps`.
+        epoch: The epoch of its last exchange: see `Segment.begin_epoch`.
+        batch: How many batches of it it had trained on then.
+        phase: Of the schedule: the one it acts by.
+        exchanges: Exchanges and rounds since it joined.
         training: Whether it is inside `fit`.
     """
 
@@ -115,6 +131,9 @@ class Member:
     process_id: int
     incarnation: int
     steps: int
+    epoch: int
+    batch: int
+    phase: int
     exchanges: int
     training: bool
 
@@ -337,8 +356,8 @@ class Segment:
     and of the sizes of `variables`: see the head of this module for what they can be.
 
     A worker's life: `start` (joins; the first worker's weights become the center, the others'
-    arrays are set to it), `exchange` every so many steps, or `average` for all together, `meet`
-    at the end (everybody gets the same center), `detach`.
+    arrays are set to it), `exchange` whenever `is_due` says so, or `average` for all together,
+    `meet` at the end (everybody gets the same center), `detach`.
 
     Variables that are not floats (see `Variable.dtype`) are kept beside the center: `start`,
     `meet`, `read` and `write` carry them; `exchange`, `average`, `accumulate` and `axpy` leave
@@ -350,8 +369,9 @@ class Segment:
     def __init__(self, segment: _smb.Segment) -> None:
         self._segment: _smb.Segment = segment
         self._indexes: dict[str, int | None] | None = None  # by name; None: several have it
-        # A rule that some numbers of workers make unstable, until that was said.
-        self._watched_rule: ReadThenAccumulate | None = None
+        # By phase, rules that some numbers of workers make unstable, until that was said.
+        self._watched_rules: dict[int, ReadThenAccumulate] = {}
+        self._segment.set_round_timeout(settings.resolve("round_timeout_s", None))
         _live_segments.add(self)
 
     # --- What it is ---
@@ -410,8 +430,9 @@ class Segment:
         """Returns all there is to know about the segment, in values that JSON can hold.
 
         Keys: name, job_id, version, center_bytes, num_chunks, lease_s (seconds), num_workers
-        (meant to start), num_live, live (their indexes), seeded, rounds_closed, lock_holder (an
-        index or None), members (see `Member`), variables (name, shape, dtype).
+        (meant to start), num_live, live (their indexes), seeded, rounds_closed, phase (of the
+        schedule), lock_holder (an index or None), members (see `Member`), variables (name, shape,
+        dtype).
 
         Example:
             >>> json.dumps(segment.status())
@@ -430,6 +451,7 @@ class Segment:
             "live": live,
             "seeded": self.seeded,
             "rounds_closed": self.rounds_closed,
+            "phase": self._segment.center_phase,
             "lock_holder": self.lock_holder,
             "members": [asdict(member) for member in members],
             "variables": [
@@ -514,10 +536,69 @@ class Segment:
     # --- Weights ---
 
     def set_rule(self, rule: ExchangeRule | None) -> None:
-        """Sets how `exchange` moves the weights; None: the default rule."""
+        """Sets what this worker's exchanges do from now on, and how often; ends a schedule.
+
+        The other workers do not hear of it.
+
+        Args:
+            rule: None: the default rule.
+        """
         rule = check_rule(rule)
         self._segment.set_rule(*rule.core_rule())
-        self._watched_rule = rule if isinstance(rule, ReadThenAccumulate) else None
+        self._segment.set_period(rule.communication_period)
+        self._watched_rules = {0: rule} if isinstance(rule, ReadThenAccumulate) else {}
+
+    def set_schedule(self, schedule: Schedule, position: int = 0) -> None:
+        """Sets what exchanges do from now on, and when: see `Schedule`. `start` does it as well.
+
+        Args:
+            schedule: The same on all workers.
+            position: Where training begins, a step or epoch: for one that is taken up again. Only
+                the position of the worker that seeds counts.
+
+        Raises:
+            FailedPreconditionError: The workers have agreed on another schedule; the message has
+                both. If this is not a member yet, `join` says it.
+
+        Example:
+            >>> segment.set_schedule(
+            ...     Schedule([(0, PeriodicAveraging(1)), (500, ElasticAveraging(8))])
+            ... )
+        """
+        schedule = check_schedule(None, schedule)
+        self._segment.set_schedule(
+            [(begin, *rule, period) for begin, rule, period in schedule.core_phases()],
+            schedule.unit,
+            _check_count("position", position),
+        )
+        self._watched_rules = {
+            phase: rule
+            for phase, (_, rule) in enumerate(schedule.phases)
+            if isinstance(rule, ReadThenAccumulate)
+        }
+
+    def mute_warnings(self) -> None:
+        """Says nothing about rules that are not stable: for callers that do it themselves."""
+        self._watched_rules = {}
+
+    def set_statistics(self, statistics: Sequence[bool] | Sequence[str]) -> None:
+        """Says which variables are statistics, such as the moving variances of normalisation.
+
+        Whatever the rule, exchanges average them elastically, at rate 1 / live workers: a center
+        between what the workers have, where delta averaging could take a variance below zero.
+        Rounds average them as all others.
+
+        Args:
+            statistics: A bool for each variable, or the names of those that are statistics.
+
+        Raises:
+            InvalidArgumentError: Neither of the two; the message has what was given.
+            NotFoundError: No variable has that name.
+
+        Example:
+            >>> segment.set_statistics(["moving_mean", "moving_variance"])
+        """
+        self._segment.set_statistics(self._flags(statistics))
 
     def start(
         self,
@@ -526,31 +607,50 @@ class Segment:
         rule: ExchangeRule | None = None,
         timeout_s: float | None = None,
         announce: Announce = print,
+        schedule: Schedule | None = None,
+        min_workers: int | None = None,
+        position: int = 0,
     ) -> bool:
         """Joins, waits for the others, and makes all workers start at one center.
 
         Waits until all `num_workers` have joined (those that died do not count), then the lowest
         live worker's arrays become the center and every other worker's arrays are overwritten
-        with it. A worker that comes later takes the center as it is.
+        with it. A worker that comes later takes the center as it is, and begins in the present
+        phase of the schedule.
 
         Args:
             arrays: This worker's first weights; overwritten unless it seeds.
             worker_index: None: the lowest that no live worker has.
-            rule: How `exchange` moves the weights; None: the default rule.
+            rule: How `exchange` moves the weights, and how often: a schedule of one phase. None:
+                the default rule.
             timeout_s: How long to wait for the others; then it starts with those who are there.
                 None: `TF_SMB_START_TIMEOUT_S`.
             announce: Called with a line of text while waiting.
+            schedule: Rules, one after the other, instead of `rule`; the same on all workers.
+            min_workers: The fewest live workers to start with. None: `TF_SMB_MIN_WORKERS`, else 1.
+            position: Where training begins, a step or epoch: see `set_schedule`.
 
         Returns:
             Whether this worker's arrays became the center.
+
+        Raises:
+            DeadlineExceededError: Fewer than `min_workers` came in time; the message names the
+                missing.
+            FailedPreconditionError: The other workers have another rule or schedule.
+            InvalidArgumentError: An argument is out of range, or `rule` and `schedule` are both
+                given.
+
+        Example:
+            >>> segment.start([kernel, bias], rule=ElasticAveraging(8), min_workers=2)
         """
         arrays = list(arrays)
         self._segment.check_arrays(arrays, writeable=True)
         timeout_s = settings.resolve("start_timeout_s", timeout_s)
-        self.set_rule(rule)
+        min_workers = self._check_min_workers(settings.resolve("min_workers", min_workers))
+        self.set_schedule(check_schedule(rule, schedule), position)
         if not self.joined:
             self.join(worker_index)
-        self._wait_for_start(timeout_s, announce)
+        self._wait_for_start(timeout_s, min_workers, announce)
         seeded_it = self._seed_or_wait(arrays, announce)
         if not seeded_it:
             self.read_into(arrays)
@@ -693,21 +793,35 @@ class Segment:
         """Says that this worker goes on from `arrays`, for delta averaging to measure from."""
         self._segment.rebase(arrays)
 
-    def exchange(self, arrays: Arrays, steps: int = 0) -> str:
-        """Moves the arrays and the center toward each other, in place, by the rule.
+    def exchange(
+        self,
+        arrays: Arrays,
+        steps: int = 0,
+        batches: int | None = None,
+        announce: Announce | None = print,
+    ) -> str:
+        """Moves the arrays and the center toward each other, in place, by the schedule or rule.
+
+        In a phase of `PeriodicAveraging` it waits for the other workers, up to
+        `TF_SMB_ROUND_TIMEOUT_S`: see `average`. This worker's share weighs as many steps as it made
+        since its last exchange.
 
         Args:
             arrays: This worker's weights. Those of variables that are not floats stay as they are.
-            steps: Its step count, for others to see.
+            steps: Its step count, for others to see, and for the schedule.
+            batches: How many batches it has trained on, in all. None: as many as steps.
+            announce: Called with a line of text while waiting.
 
         Returns:
-            "moved"; "unchanged" (alone: the center is now a copy of the arrays); "skipped" (its
-            lease had lapsed, and it is joining again).
+            "moved"; "unchanged" (alone: the center is now a copy of the arrays); "replaced" (a
+            round: the arrays are the mean of all workers'); "skipped" (nothing happened: its lease
+            had lapsed, and it is joining again, or a round went on without it).
 
         Raises:
             InvalidArgumentError: The arrays hold NaN or Inf, none of which reaches the center, or
                 they do not fit.
             FailedPreconditionError: Not a member.
+            KeyboardInterrupt: Ctrl-C, while waiting.
 
         Warns:
             RuntimeWarning: Once, if so many workers are live that `ReadThenAccumulate` is not
@@ -716,18 +830,21 @@ class Segment:
         Example:
             >>> for step in range(1, 1001):
             ...     train(kernel, bias)
-            ...     if step % 10 == 0:
+            ...     if segment.is_due(step):
             ...         segment.exchange([kernel, bias], steps=step)
 
         Source: see the rules in `tf_smb.rules`.
         """
         try:
-            outcome = self._segment.exchange(arrays, steps)
+            outcome = self._segment.exchange(
+                arrays, steps, steps if batches is None else batches, announce
+            )
         except TypeError:
             _check_count("steps", steps)
+            _check_batches(steps, batches)
             raise
-        if self._watched_rule is not None:
-            self._warn_if_unstable(self._watched_rule)
+        if self._watched_rules:
+            self._warn_if_unstable()
         return outcome
 
     def average(
@@ -778,13 +895,147 @@ class Segment:
         )
         return Round(number, tuple(missing))
 
-    def stats(self) -> Mapping[str, float]:
-        """Returns exchanges, skipped_exchanges, skipped_chunks, times_fenced, exchange_s, ..."""
+    def stats(self) -> Mapping[str, Any]:
+        """Returns what this worker's exchanges came to; never waits for one.
+
+        Keys: exchanges (rounds among them), rounds, skipped_exchanges, skipped_chunks,
+        times_fenced, moved_bytes (of this worker's weights, both ways together), exchange_s (all
+        time in exchanges) and waiting_s (of it, for other workers), last_staleness (exchanges of
+        others since this worker's one before), staleness_histogram (how often it was 0, 1, 2-3,
+        4-7, ..., 2**14 or more; rounds do not count), last_rate (1 in a round), last_num_live,
+        changes (a dict of steps, phase, period, rate and num_live for each exchange at which any
+        but the first was another) and changes_forgotten (how many more there were).
+
+        Example:
+            >>> segment.stats()["waiting_s"]
+        """
         return self._segment.stats()
 
     def raise_last_error(self) -> None:
         """Raises what made the last exchange fail, if it failed."""
         self._segment.raise_last_error()
+
+    # --- The schedule ---
+
+    @property
+    def phase(self) -> int:
+        """The phase of the schedule that this worker is in, from 0; 0 without a schedule."""
+        return self._segment.phase
+
+    @property
+    def period(self) -> int:
+        """This worker's steps from one exchange to the next, in this phase."""
+        return self._segment.period
+
+    def is_due(self, steps: int, batches: int | None = None) -> bool:
+        """Whether to `exchange` now; to be asked once in every step. Cheap.
+
+        It is, `period` steps after the last exchange, and at the end of a phase: of this worker's
+        own, or when another has ended it.
+
+        Args:
+            steps: This worker's step count, from 1.
+            batches: How many batches it has trained on, in all. None: as many as steps.
+
+        Raises:
+            FailedPreconditionError: Not a member.
+
+        Example:
+            >>> if segment.is_due(step):
+            ...     segment.exchange([kernel, bias], steps=step)
+        """
+        return self._segment.is_due(_check_count("steps", steps), _check_batches(steps, batches))
+
+    def begin_epoch(self, epoch: int, batches: int = 0) -> None:
+        """Says that an epoch begins: where phases of a schedule by epochs end; ask `is_due` next.
+
+        Args:
+            epoch: Its number, from 0.
+            batches: How many batches this worker has trained on so far, in all.
+
+        Example:
+            >>> segment.begin_epoch(3, batches=3 * 468)
+        """
+        self._segment.begin_epoch(_check_count("epoch", epoch), _check_count("batches", batches))
+
+    def set_period(self, period: int) -> None:
+        """Sets this worker's communication period, until the next phase begins.
+
+        Args:
+            period: Steps from one exchange to the next, from 1 on.
+
+        Raises:
+            InvalidArgumentError: Out of range.
+
+        Example:
+            >>> segment.set_period(2 * segment.period)
+        """
+        self._segment.set_period(_check_count("period", period))
+
+    def set_round_timeout(self, timeout_s: float | None) -> None:
+        """Sets how long `exchange` waits in a round for live workers that do not come.
+
+        Args:
+            timeout_s: None: `TF_SMB_ROUND_TIMEOUT_S`, else 600 seconds.
+
+        Example:
+            >>> segment.set_round_timeout(60)
+        """
+        self._segment.set_round_timeout(settings.resolve("round_timeout_s", timeout_s))
+
+    def publish_steps(self, steps: int) -> None:
+        """Says how far this worker is, for those who wait for it, between exchanges. Cheap.
+
+        Args:
+            steps: Its step count.
+
+        Raises:
+            FailedPreconditionError: Not a member.
+        """
+        self._segment.publish_steps(_check_count("steps", steps))
+
+    # --- Words to all ---
+
+    def post_notice(self, text: str) -> int:
+        """Leaves a text for all workers, instead of the one before; returns its number.
+
+        Args:
+            text: At most 4096 bytes of UTF-8.
+
+        Raises:
+            InvalidArgumentError: Too long, or no text.
+            FailedPreconditionError: Not a member.
+            AbortedError: This worker's lease lapsed.
+
+        Example:
+            >>> segment.post_notice("accuracy 0.97: ends at step 5000")
+            1
+        """
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"a notice must be a text, got {text!r} [SMB-E285]")
+        return self._segment.post_notice(text)
+
+    def notice(self) -> Notice:
+        """Returns the last notice of any worker, and its number.
+
+        Example:
+            >>> segment.notice()
+            Notice(number=1, text='accuracy 0.97: ends at step 5000')
+        """
+        return Notice(*self._segment.notice())
+
+    def request_stop(self) -> None:
+        """Asks all workers to end their training: see `stop_requested`.
+
+        Raises:
+            FailedPreconditionError: Not a member.
+        """
+        self._segment.request_stop()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a worker asked all to end their training; until they have met at its end."""
+        return self._segment.stop_requested
 
     # --- Meeting ---
 
@@ -952,11 +1203,33 @@ class Segment:
             )
         return found
 
-    def _warn_if_unstable(self, rule: ReadThenAccumulate) -> None:
+    def _flags(self, statistics: Any) -> list[bool]:
+        """Returns for each variable whether it is a statistic."""
+        given = None if isinstance(statistics, str) else _list_of(statistics)
+        if given is not None and all(isinstance(item, str) for item in given):
+            chosen = {self._index_of(name) for name in given}
+            return [index in chosen for index in range(len(self.variables))]
+        if given is not None and all(isinstance(item, bool | np.bool_) for item in given):
+            return [bool(item) for item in given]
+        raise InvalidArgumentError(
+            "statistics must be a bool for each variable, or names of variables, got "
+            f"{statistics!r} [SMB-E284]"
+        )
+
+    def _check_min_workers(self, min_workers: int) -> int:
+        if min_workers > self.num_workers:
+            raise InvalidArgumentError(
+                f"min_workers must be at most num_workers, {self.num_workers} for segment "
+                f"'{self.name}', got {min_workers} [SMB-E283]"
+            )
+        return min_workers
+
+    def _warn_if_unstable(self) -> None:
+        rule = self._watched_rules.get(self._segment.phase)
         num_live = self._segment.num_live
-        if rule.is_stable(num_live):
+        if rule is None or rule.is_stable(num_live):
             return
-        self._watched_rule = None
+        self._watched_rules = {}
         warnings.warn(
             f"ReadThenAccumulate with moving_rate={rule.moving_rate:g} is not stable with "
             f"{num_live} workers in step: it must be below 2 / (workers + 1) = "
@@ -965,7 +1238,7 @@ class Segment:
             stacklevel=3,
         )
 
-    def _wait_for_start(self, timeout_s: float, announce: Announce) -> None:
+    def _wait_for_start(self, timeout_s: float, min_workers: int, announce: Announce) -> None:
         wait = _Wait(self._segment, timeout_s, announce)
         while not self.seeded:
             present = {member["worker_index"] for member in self._segment.members()}
@@ -974,12 +1247,20 @@ class Segment:
                 for index in range(self.num_workers)
                 if index not in present and not self._segment.is_absent(index)
             ]
-            if not missing:
+            enough = self._segment.num_live >= min_workers
+            if not missing and enough:
                 return
-            names = _count_names("worker", missing)
-            if not wait.once(f"waiting for {names} of {self.num_workers} to start", None):
-                announce(f"tf_smb: {names} did not come in {timeout_s:g} s: starting without")
-                return
+            names = _count_names("worker", missing) if missing else "other workers"
+            if wait.once(f"waiting for {names} of {self.num_workers} to start", None):
+                continue
+            if not enough:
+                raise DeadlineExceededError(
+                    f"{self._segment.num_live} workers came to segment '{self.name}' in "
+                    f"{timeout_s:g} s, of the {min_workers} that min_workers asks for: "
+                    f"{names} did not [SMB-E286]"
+                )
+            announce(f"tf_smb: {names} did not come in {timeout_s:g} s: starting without")
+            return
 
     def _seed_or_wait(self, arrays: Arrays, announce: Announce) -> bool:
         wait = _Wait(self._segment, TRANSFER_TIMEOUT_S, announce)
@@ -1105,6 +1386,17 @@ def _check_count(name: str, value: Any) -> int:
             f"{name} must be an integer from 0 to 2**63 - 1, got {value!r} [SMB-E277]"
         )
     return number
+
+
+def _check_batches(steps: int, batches: int | None) -> int:
+    return steps if batches is None else _check_count("batches", batches)
+
+
+def _list_of(items: Any) -> list[Any] | None:
+    try:
+        return list(items)
+    except TypeError:
+        return None
 
 
 def _check_worker_index(index: Any) -> int:

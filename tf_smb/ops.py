@@ -19,6 +19,7 @@ from tf_smb.errors import FailedPreconditionError
 MOVED = 0
 UNCHANGED = 1
 SKIPPED = 2
+REPLACED = 3
 
 
 def library_path() -> Path:
@@ -37,21 +38,45 @@ def _library() -> Any:
         ) from None
 
 
-def exchange(
-    handle: int, steps: tf.Tensor, local: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """One exchange of a model's weights with its center, as a TensorFlow op on the host.
+def is_due(handle: int, steps: tf.Tensor, batches: tf.Tensor) -> tf.Tensor:
+    """Whether an exchange is due now, as a TensorFlow op on the host: `Segment.is_due`.
 
     Args:
         handle: `Segment.handle` of a segment that this process has joined.
-        steps: int64 scalar: this worker's step count, for the others to see.
-        local: The weights, float32, one for each variable of the segment.
+        steps: int64 scalar: this worker's step count.
+        batches: int64 scalar: how many batches it has trained on, in all.
 
     Returns:
-        outcome: int32 scalar: `MOVED`, `UNCHANGED` (alone: the center took the weights) or
-            `SKIPPED`.
-        deltas: What to subtract from each of `local` if the outcome is `MOVED`; else not to be
-            used.
+        bool scalar.
+
+    Raises:
+        tf.errors.FailedPreconditionError: Not joined, or in a forked child.
+    """
+    with tf.device("/cpu:0"):
+        return _library().tf_smb_is_due(
+            handle=tf.constant(handle, tf.int64), steps=steps, batches=batches
+        )
+
+
+def exchange(
+    handle: int, steps: tf.Tensor, batches: tf.Tensor, local: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """One exchange of a model's weights with its center, as a TensorFlow op on the host.
+
+    By the segment's schedule: in a phase of rounds it waits for the other workers. Ctrl-C ends
+    the wait: the op comes back with `SKIPPED`, and Python raises KeyboardInterrupt.
+
+    Args:
+        handle: `Segment.handle` of a segment that this process has joined.
+        steps: int64 scalar: this worker's step count.
+        batches: int64 scalar: how many batches it has trained on, in all.
+        local: The weights, one for each variable of the segment, of its dtype.
+
+    Returns:
+        outcome: int32 scalar: `MOVED`, `UNCHANGED` (alone: the center took the weights),
+            `REPLACED` (a round) or `SKIPPED`.
+        deltas: If the outcome is `MOVED`, what to subtract from each of `local`; if it is
+            `REPLACED`, what to set it to; else not to be used.
 
     Raises:
         tf.errors.InvalidArgumentError: The weights hold NaN or Inf, or do not fit the segment.
@@ -59,6 +84,6 @@ def exchange(
     """
     with tf.device("/cpu:0"):
         outcome, deltas = _library().tf_smb_exchange(
-            handle=tf.constant(handle, tf.int64), steps=steps, local=list(local)
+            handle=tf.constant(handle, tf.int64), steps=steps, batches=batches, local=list(local)
         )
     return outcome, deltas

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from tf_smb.errors import InvalidArgumentError
 
 _NAMES = (
-    "tf_smb.DeltaAveraging(...), tf_smb.ElasticAveraging(...) or tf_smb.ReadThenAccumulate(...)"
+    "tf_smb.DeltaAveraging(...), tf_smb.ElasticAveraging(...), tf_smb.PeriodicAveraging(...) or "
+    "tf_smb.ReadThenAccumulate(...)"
 )
 
 
@@ -48,12 +49,14 @@ class CoreRule(NamedTuple):
         rate: Of the move.
         per_worker: Whether the rate is divided by the live workers.
         atomic: Whether both sides of a chunk move at once; else the center is read whole first.
+        synchronous: Whether all workers exchange together, in rounds; the others then say nothing.
     """
 
     kind: str
     rate: float
     per_worker: bool
     atomic: bool = True
+    synchronous: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,47 @@ class DeltaAveraging(ExchangeRule):
 
 
 @dataclass(frozen=True)
+class PeriodicAveraging(ExchangeRule):
+    """Synchronous averaging: every so many steps all workers wait for each other and average.
+
+    In a round the center becomes the mean of all live workers' weights, each weighted by the
+    steps w it made since the last round, and every worker takes it:
+    `g <- sum(w x) / sum(w); x <- g`. A worker that dies or leaves is not waited for; one that
+    comes later takes part from the next round on. Shares are added in the order of the worker
+    indexes, so that the same members with the same weights give the same bits.
+
+    **`PeriodicAveraging(1)` averages weights after every step, not gradients.** With plain SGD,
+    equal batches and one learning rate the two are the same; with momentum or Adam they are not:
+    each worker keeps the momentum and the moments of its own gradients. What all workers see in
+    one step is then one batch of all their batches together, but each moves by its own gradient
+    and only the mean of the moves counts.
+
+    It holds up to a period of some 16 to 32 steps; beyond it the workers drift apart between
+    rounds.
+
+    Source: local SGD (Stich 2019, arXiv:1805.09767, algorithm 1); post-local SGD (Lin et al.
+    2018, arXiv:1808.07217), which begins with a period of 1; weights by steps as in federated
+    averaging (McMahan et al. 2017, arXiv:1602.05629, algorithm 1).
+
+    Attributes:
+        communication_period: Local steps between two rounds (tau or H in the papers).
+
+    Raises:
+        InvalidArgumentError: The period is out of range.
+
+    Example:
+        >>> PeriodicAveraging(communication_period=8)
+        PeriodicAveraging(communication_period=8)
+    """
+
+    communication_period: int = 16
+
+    def core_rule(self) -> CoreRule:
+        """Returns the rule for the C++ core."""
+        return CoreRule("elastic", 1.0, per_worker=True, synchronous=True)
+
+
+@dataclass(frozen=True)
 class ReadThenAccumulate(ExchangeRule):
     """SEASGD as in the ShmCaffe paper: read the center, move, then add to the center.
 
@@ -207,6 +251,8 @@ def check_rule(rule: ExchangeRule | None) -> ExchangeRule:
     """
     if rule is None:
         return default_rule()
-    if not isinstance(rule, ElasticAveraging | DeltaAveraging | ReadThenAccumulate):
+    if not isinstance(
+        rule, ElasticAveraging | DeltaAveraging | PeriodicAveraging | ReadThenAccumulate
+    ):
         raise InvalidArgumentError(f"rule must be {_NAMES}, got {rule!r} [SMB-E292]")
     return rule

@@ -55,6 +55,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _folder(value: Any) -> str:
+    path = os.fspath(value)
+    if not isinstance(path, str) or not 1 <= len(path.encode()) <= 4096 or "\0" in path:
+        raise ValueError
+    return path
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting: its name, what it accepts, its default and what it is for."""
@@ -162,11 +169,31 @@ SETTINGS: dict[str, Setting] = {
             "How long the first `fit` waits for the other workers to come.",
         ),
         Setting(
+            "min_workers",
+            *_workers(1, MAX_WORKERS),
+            1,
+            "The fewest workers to begin with, when `start_timeout_s` is over.",
+        ),
+        Setting(
+            "round_timeout_s",
+            _seconds,
+            "a number of seconds above 0",
+            600.0,
+            "How long a round of periodic averaging waits for live workers that do not come.",
+        ),
+        Setting(
             "end_timeout_s",
             _seconds,
             "a number of seconds above 0",
             600.0,
             "How long the end of `fit` waits for workers that make no step any more.",
+        ),
+        Setting(
+            "run_info",
+            _folder,
+            "the path of a folder",
+            None,
+            "Where each worker writes `run_info-<worker>.json` at the end of `fit`. None: nowhere.",
         ),
     )
 }

@@ -247,6 +247,7 @@ def test_members_tell_who_is_there(client):
     assert [m.state for m in members] == ["live", "left", "live"]
     assert [m.worker_index for m in members] == [0, 1, 7]
     assert (members[2].training, members[2].steps, members[2].exchanges) == (True, 12, 1)
+    assert (members[2].epoch, members[2].batch, members[2].phase) == (0, 12, 0)
     assert c.join(1) == 1
     assert len({m.incarnation for m in a.members()}) == 4
 
@@ -302,7 +303,9 @@ AFTER_DETACH = {
     "average": lambda s: s.average(zeros()),
     "axpy": lambda s: s.axpy(1, s),
     "barrier": lambda s: s.barrier([0]),
+    "begin_epoch": lambda s: s.begin_epoch(1),
     "exchange": lambda s: s.exchange(zeros()),
+    "is_due": lambda s: s.is_due(1),
     "join": lambda s: s.join(),
     "leave": lambda s: s.leave(),
     "leave_unless_last": lambda s: s.leave_unless_last(),
@@ -310,12 +313,20 @@ AFTER_DETACH = {
     "lock": lambda s: s.lock(),
     "meet": lambda s: s.meet(zeros()),
     "members": lambda s: s.members(),
+    "notice": lambda s: s.notice(),
+    "post_notice": lambda s: s.post_notice("text"),
+    "publish_steps": lambda s: s.publish_steps(1),
     "raise_last_error": lambda s: s.raise_last_error(),
     "read": lambda s: s.read(),
     "read_into": lambda s: s.read_into(zeros()),
     "read_slice": lambda s: s.read_slice(0, 0, 1),
     "rebase": lambda s: s.rebase(zeros()),
+    "request_stop": lambda s: s.request_stop(),
+    "set_period": lambda s: s.set_period(1),
+    "set_round_timeout": lambda s: s.set_round_timeout(1),
     "set_rule": lambda s: s.set_rule(None),
+    "set_schedule": lambda s: s.set_schedule(tf_smb.Schedule([(0, ElasticAveraging())])),
+    "set_statistics": lambda s: s.set_statistics(["kernel"]),
     "set_training": lambda s: s.set_training(True),
     "start": lambda s: s.start(zeros()),
     "stats": lambda s: s.stats(),
@@ -373,6 +384,7 @@ def test_status_is_json(server, client):
         "live": [],
         "seeded": False,
         "rounds_closed": 0,
+        "phase": 0,
         "lock_holder": None,
         "members": [],
         "variables": [
@@ -598,7 +610,7 @@ def test_exchange_needs_a_member(segment):
 def test_stats(client, segment):
     other = client.create("run", LAYOUT)
     segment.start(zeros(), rule=ElasticAveraging())
-    other.start(zeros())
+    other.start(zeros(), rule=ElasticAveraging())
     for _ in range(3):
         other.exchange(zeros(1))
     segment.exchange(zeros())
@@ -639,7 +651,7 @@ def test_first_seeds_others_get_its_center(client):
 
     late = client.create("run", LAYOUT)
     arrays = zeros(9)
-    assert late.start(arrays, worker_index=9) is False
+    assert late.start(arrays, worker_index=9, rule=ElasticAveraging()) is False
     assert filled_with(arrays, 1)
     for segment in [*segments, late]:
         segment.detach()

@@ -9,9 +9,15 @@ import pytest
 
 from tf_smb import rules
 from tf_smb.errors import InvalidArgumentError
-from tf_smb.rules import CoreRule, DeltaAveraging, ElasticAveraging, ReadThenAccumulate
+from tf_smb.rules import (
+    CoreRule,
+    DeltaAveraging,
+    ElasticAveraging,
+    PeriodicAveraging,
+    ReadThenAccumulate,
+)
 
-RULES = [ElasticAveraging, DeltaAveraging, ReadThenAccumulate]
+RULES = [ElasticAveraging, DeltaAveraging, PeriodicAveraging, ReadThenAccumulate]
 NO_NUMBERS = [True, False, np.bool_(True), "0.5", b"1", [0.5], (1,), {}, object(), 1j, Decimal(1)]
 NO_RATES = [0, 0.0, -0.0, -0.1, float("nan"), float("inf"), -float("inf"), np.float32("nan")]
 HUGE = 10**400
@@ -59,7 +65,15 @@ def test_moving_rate_refused(rule, or_none, rate):
 
 
 def test_moving_rate_none_follows_the_live_workers():
-    assert ElasticAveraging().core_rule() == ("elastic", 0.9, True, True)
+    assert ElasticAveraging().core_rule() == ("elastic", 0.9, True, True, False)
+
+
+def test_periodic_averaging_is_synchronous():
+    assert PeriodicAveraging().communication_period == 16
+    assert PeriodicAveraging(3).core_rule().synchronous
+    assert not any(
+        rule().core_rule().synchronous for rule in RULES if rule is not PeriodicAveraging
+    )
 
 
 def test_read_then_accumulate_is_the_papers():
@@ -88,7 +102,7 @@ def test_stability_bound_by_simulation(rate, stable):
 
 @pytest.mark.parametrize("gain", [1e-6, 1, 1.5, 2.0, np.float64(2)])
 def test_gain_accepted(gain):
-    assert DeltaAveraging(gain=gain).core_rule() == ("delta", float(gain), True, True)
+    assert DeltaAveraging(gain=gain).core_rule() == CoreRule("delta", float(gain), True)
 
 
 @pytest.mark.parametrize("gain", [None, *NO_NUMBERS, *NO_RATES, 2.0000001, HUGE])
@@ -112,7 +126,9 @@ def test_none_is_the_default():
     assert rules.check_rule(None) == rules.default_rule() == DeltaAveraging()
 
 
-@pytest.mark.parametrize("rule", [ElasticAveraging(3), DeltaAveraging(4), ReadThenAccumulate()])
+@pytest.mark.parametrize(
+    "rule", [ElasticAveraging(3), DeltaAveraging(4), PeriodicAveraging(2), ReadThenAccumulate()]
+)
 def test_check_rule_gives_it_back(rule):
     assert rules.check_rule(rule) is rule
 
@@ -123,7 +139,7 @@ def test_check_rule_gives_it_back(rule):
 def test_check_rule_names_the_classes(rule):
     with pytest.raises(InvalidArgumentError) as caught:
         rules.check_rule(rule)
-    for name in ("ElasticAveraging", "DeltaAveraging", "ReadThenAccumulate"):
+    for name in ("ElasticAveraging", "DeltaAveraging", "PeriodicAveraging", "ReadThenAccumulate"):
         assert f"tf_smb.{name}(...)" in str(caught.value)
     assert repr(rule) in str(caught.value)
 

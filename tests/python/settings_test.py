@@ -28,6 +28,7 @@ GOOD = [
     ("run_name", "x" * 100, "x" * 100),
     ("job_id", "ü" * 50, "ü" * 50),
     ("server", "shm://name", "shm://name"),
+    ("run_info", "folder/" + "x" * 200, "folder/" + "x" * 200),
 ]
 
 INTEGERS = [0, 1025, -1, 1.0, 2.5, True, False, "x", "1.0", "", [], float("nan"), np.bool_(True)]
@@ -48,6 +49,7 @@ BAD = [
     *(("data", value) for value in ["Shard", 1]),
     *(("final", value) for value in ["both", 1]),
     *(("exchange", value) for value in ["yes", True, False]),
+    *(("run_info", value) for value in ["", 1, True, "a\0b", "x" * 5000, b"folder"]),
 ]
 
 
@@ -70,7 +72,7 @@ def test_refused_with_value_and_range(name, value):
 @pytest.mark.parametrize("name", settings.SETTINGS)
 def test_environment_is_named_in_its_errors(name):
     setting = settings.SETTINGS[name]
-    bad = "x" * 101
+    bad = "x" * 5000
     with pytest.raises(InvalidArgumentError, match=re.escape(f"{setting.variable} must be")):
         settings.resolve(name, None, {setting.variable: bad})
 

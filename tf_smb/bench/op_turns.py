@@ -30,9 +30,11 @@ def make_exchange(handle: int, variables: list[tf.Variable]) -> Callable[[], tf.
 
     @tf.function
     def exchange() -> tf.Tensor:
+        nothing = tf.constant(0, tf.int64)
         outcome, deltas = ops.exchange(
             handle,
-            tf.constant(0, tf.int64),
+            nothing,
+            nothing,
             [variable.read_value() for variable in variables],
         )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,7 @@ def values():
 
 with tf_smb.Server() as server:
     client = tf_smb.Client(server.address, job_id="job")
-    rule = tf_smb.ElasticAveraging(moving_rate=0.25)
+    rule = tf_smb.ElasticAveraging(1, moving_rate=0.25)
     center, local = values(), values()
     segment = client.create("model", layout, num_workers=1)
     segment.start([value.copy() for value in center], worker_index=0, rule=rule)
@@ -29,9 +30,19 @@ with tf_smb.Server() as server:
 
     handle = segment.handle
 
-    def exchange(tensors):
-        outcome, deltas = ops.exchange(handle, tf.constant(7, tf.int64), tensors)
-        return outcome, deltas
+    def exchange(tensors, steps=7):
+        steps = tf.constant(steps, tf.int64)
+        return ops.exchange(handle, steps, 2 * steps, tensors)
+
+    def is_due(steps):
+        steps = tf.constant(steps, tf.int64)
+        return bool(ops.is_due(handle, steps, steps)), bool(graph_is_due(steps))
+
+    @tf.function
+    def graph_is_due(steps):
+        due = ops.is_due(handle, steps, steps)
+        assert due.shape == () and due.dtype == tf.bool
+        return due
 
     for run in (exchange, tf.function(exchange)):
         center = segment.read()
@@ -42,7 +53,12 @@ with tf_smb.Server() as server:
             moved = np.float32(0.25) * (x - g)
             np.testing.assert_array_equal(delta.numpy(), moved)
             np.testing.assert_array_equal(after, g + moved)
-    assert segment.members()[0].steps == 7
+    member = segment.members()[0]
+    assert (member.steps, member.batch) == (7, 14)
+    assert is_due(7) == (False, False)
+    assert is_due(8) == (True, True)  # its period is 1
+    segment.set_period(4)
+    assert [is_due(steps) for steps in (10, 11)] == [(False, False), (True, True)]
     other.detach()
     # Alone: first it takes over what is there, then the center takes its weights.
     exchange([tf.constant(value) for value in local])
@@ -65,12 +81,29 @@ with tf_smb.Server() as server:
         assert "'v2' float32[7] of this worker holds NaN or Inf" in str(error)
         assert "[SMB-E185]" in str(error)
 
+    # A round: the new values themselves, not what to subtract.
+    segment.set_rule(tf_smb.PeriodicAveraging(2))
+    other = client.attach("model")
+    other.join(1)
+    theirs = values()
+    with ThreadPoolExecutor(1) as pool:
+        round = pool.submit(other.average, [value.copy() for value in theirs], 4.0)
+        outcome, means = tf.function(exchange)([tf.constant(value) for value in local], 11)
+        round.result()
+    assert int(outcome) == ops.REPLACED, outcome
+    for x, y, mean, after in zip(local, theirs, means, segment.read(), strict=True):
+        np.testing.assert_array_equal(mean.numpy(), after)
+        np.testing.assert_allclose(after, (4 * x + 4 * y) / 8, rtol=1e-6, atol=1e-6)
+    assert segment.stats()["rounds"] == 1
+    other.detach()
+
     segment.detach()
-    try:
-        exchange([tf.constant(value) for value in local])
-        raise AssertionError("an exchange after detach was accepted")
-    except tf.errors.FailedPreconditionError as error:
-        assert "is not attached in this process [SMB-E234]" in str(error)
+    for call in (lambda: exchange([tf.constant(value) for value in local]), lambda: is_due(1)):
+        try:
+            call()
+            raise AssertionError("a call after detach was accepted")
+        except tf.errors.FailedPreconditionError as error:
+            assert "is not attached in this process [SMB-E234]" in str(error)
 
 print(
     "RESULT "
