@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_smb.errors import InvalidArgumentError
 
@@ -34,6 +36,62 @@ def training_model(function: Callable[..., Any]) -> keras.Model | None:
         "model: in a custom loop call your step function itself, and strategy.step(model) after it "
         "[SMB-E416]"
     )
+
+
+def optimizer_of(model: keras.Model | None) -> Any:
+    """Returns a model's optimizer, without its loss scaling; None if it was not compiled."""
+    return _inner(getattr(model, "optimizer", None))
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Returns the optimizers that a model holds: several in a GAN, for example."""
+    held: list[Any] = []
+    for value in list(vars(model).values()):
+        if isinstance(value, list | tuple):
+            held += value
+        else:
+            held += value.values() if isinstance(value, dict) else [value]
+    found = {id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}
+    return list(found.values())
+
+
+def applied_updates(model: keras.Model) -> list[tf.Tensor]:
+    """Returns how many updates each of the model's optimizers applied so far.
+
+    Counted before and after a step, it says whether an update was applied: gradient accumulation
+    and loss scaling skip some.
+    """
+    return [
+        tf.identity(tf.convert_to_tensor(_inner(optimizer).iterations))
+        for optimizer in optimizers_of(model)
+    ]
+
+
+def is_applied(
+    model: keras.Model, before: list[tf.Tensor], after: list[tf.Tensor]
+) -> tf.Tensor | bool:
+    """Whether a step applied an update, by the counts before and after it.
+
+    A `train_step` may update without an optimizer of the model's: then none of them ever counts,
+    and every step is one, unless they are of a kind that does not count every step.
+    """
+    if not after or len(before) != len(after):  # none, or one made by the step
+        return True
+    moved = [tf.not_equal(*counts) for counts in zip(before, after, strict=True)]
+    if not any(_skips(optimizer) for optimizer in optimizers_of(model)):
+        moved.append(functools.reduce(tf.logical_and, [tf.equal(count, 0) for count in after]))
+    return functools.reduce(tf.logical_or, moved)
+
+
+def _inner(optimizer: Any) -> Any:
+    """Returns an optimizer without its loss scaling."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _skips(optimizer: Any) -> bool:
+    """Whether some steps of an optimizer are no updates."""
+    inner = _inner(optimizer)
+    return inner is not optimizer or bool(inner.gradient_accumulation_steps)
 
 
 def _unwrap(function: Callable[..., Any]) -> Any:

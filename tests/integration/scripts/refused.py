@@ -34,12 +34,6 @@ elif mistake == "jit_compile":
         model = common.dense()
         model.compile("sgd", "mse", jit_compile=True)
     model.fit(x, y)
-elif mistake == "bfloat16":
-    keras.config.set_dtype_policy("bfloat16")
-    with strategy().scope():
-        model = common.dense()
-        model.compile("sgd", "mse")
-    model.fit(x, y)
 elif mistake == "diverged":
     with strategy().scope():
         model = common.dense()
