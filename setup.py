@@ -93,7 +93,7 @@ class CMakeBuild(build_ext):
 
 
 setup(
-    packages=["tf_smb", "tf_smb.bench", "tf_smb.strategies"],
+    packages=["tf_smb", "tf_smb.bench", "tf_smb.callbacks", "tf_smb.strategies"],
     package_dir={"tf_smb": "tf_smb", "tf_smb.strategies": "strategies"},
     package_data={"tf_smb": ["*.pyi", "py.typed"], "tf_smb.bench": ["*.c"]},
     ext_modules=[Extension("tf_smb._smb", sources=[])],

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_smb.errors import InvalidArgumentError
-from tf_smb.strategies import dataset_graph
+from tf_smb.strategies import data_order, dataset_graph
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def split_validation(
 
     Every worker holds out the same samples, before the rest is divided.
     """
-    count = _num_samples(x)
+    count = num_samples(x)
     at = int(math.floor(count * (1.0 - validation_split)))
     train = tuple(
         _map_arrays(lambda a: _rows(a, slice(0, at)), part) for part in (x, y, sample_weight)
@@ -76,7 +76,7 @@ def share(
     """
     whole = Share(x, y, sample_weight, validation_data, divided=False)
     if num_workers == 1:
-        count = _num_samples(x) if is_arrays(x) else None
+        count = num_samples(x) if is_arrays(x) else None
         return Share(x, y, sample_weight, validation_data, count, count, divided=False)
     if isinstance(x, tf.data.Dataset):
         return _share_dataset(whole, num_workers, worker_index)
@@ -100,6 +100,19 @@ def is_arrays(x: Any) -> bool:
     return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves if leaf is not None)
 
 
+def check_enough(total: int, num_workers: int) -> None:
+    """Refuses workers that would have nothing to train on.
+
+    Raises:
+        InvalidArgumentError: There are fewer samples than workers.
+    """
+    if total < num_workers:
+        raise InvalidArgumentError(
+            f"{total} training samples are fewer than {num_workers} workers: start at most "
+            f"{total} [SMB-E420]"
+        )
+
+
 def _with(base: Share, **changes: Any) -> Share:
     return Share(**{**base.__dict__, **changes})
 
@@ -110,7 +123,8 @@ def _map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
 
 
-def _num_samples(x: Any) -> int:
+def num_samples(x: Any) -> int:
+    """Returns how many samples arrays have."""
     first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
     return int(first.shape[0])
 
@@ -128,12 +142,8 @@ def _share_arrays(
         (x, y, sample_weight), validation_data = split_validation(
             x, y, sample_weight, validation_split
         )
-    total = _num_samples(x)
-    if total < num_workers:
-        raise InvalidArgumentError(
-            f"{total} training samples are fewer than {num_workers} workers: start at most "
-            f"{total} [SMB-E420]"
-        )
+    total = num_samples(x)
+    check_enough(total, num_workers)
     rows = slice(worker_index, None, num_workers)
     return Share(
         _map_arrays(lambda a: _rows(a, rows), x),
@@ -192,6 +202,8 @@ def batch_of(x: Any, batch_size: int | None, steps_per_epoch: int | None) -> int
     """Returns the batch size that Keras will use for `x`; None if it cannot be told."""
     if isinstance(x, tf.data.Dataset):
         return dataset_graph.batch_size(x)
+    if isinstance(x, data_order.DealtBatches):
+        return x.batch_size
     if not is_arrays(x):
         return None
     if batch_size:

@@ -84,9 +84,45 @@ def divide(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> Div
     return Divided(dataset.shard(num_workers, worker_index))
 
 
+class SkippingDataset(dataset_ops.UnaryUnchangedStructureDataset):
+    """A batched pipeline that leaves out its first batches in one epoch.
+
+    To Keras it is as long as in all other epochs.
+
+    Args:
+        whole: The pipeline.
+        epoch: In which epoch.
+        skipped: How many batches.
+    """
+
+    def __init__(self, whole: tf.data.Dataset, epoch: int, skipped: int) -> None:
+        self._whole = whole
+        self._short_epoch = epoch
+        self._skipped = skipped
+        self.is_short = False
+        super().__init__(whole, whole._variant_tensor)
+
+    @property
+    def length(self) -> int:
+        """Batches of the present epoch."""
+        whole = int(self._whole.cardinality().numpy())
+        return whole - self._skipped if self.is_short else whole
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Says which epoch the next iterators are of."""
+        self.is_short = epoch == self._short_epoch and self._skipped > 0
+
+    def begin_whole_epoch(self) -> None:
+        """Says that the next iterators are of whole epochs."""
+        self.is_short = False
+
+    def __iter__(self) -> Any:
+        return iter(self._whole.skip(self._skipped) if self.is_short else self._whole)
+
+
 def batch_size(dataset: tf.data.Dataset) -> int | None:
     """Returns the batch size of a pipeline that ends in `batch` (and prefetch); None if unclear."""
-    node: Any = dataset
+    node: Any = dataset._whole if isinstance(dataset, SkippingDataset) else dataset
     while node is not None:
         size = getattr(node, "_batch_size", None)
         if size is not None:

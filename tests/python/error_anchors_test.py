@@ -39,11 +39,12 @@ AREAS = {
     "cc/python": (250, 299),
     "tf_smb/box.py": (250, 299),
     "tf_smb/rules.py": (250, 299),
+    "tf_smb/schedule.py": (250, 299),
     "tf_smb/settings.py": (250, 299),
     "tf_smb/bench": (450, 999),
     "cc/python/bench_bindings.cc": (450, 999),
     "cc/bench": (450, 999),
-    "tf_smb": (300, 349),
+    "tf_smb": (300, 399),
     "strategies": (400, 449),
 }
 
