@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import signal
 import sys
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tf_smb.bench import model
+from tf_smb.bench import model, train, values
 from tf_smb.bench.contestants import WrongResultError
 from tf_smb.bench.groups import GroupError
 from tf_smb.bench.report import HOW, Section, format_markdown, format_table
@@ -22,7 +21,7 @@ from tf_smb.bench.result import json_help
 from tf_smb.bench.running import run
 from tf_smb.bench.workload import Options, Workload
 from tf_smb.bench.workloads import WORKLOADS
-from tf_smb.errors import Error
+from tf_smb.errors import Error, InvalidArgumentError
 
 _BAD_USAGE = 2
 _PEERS = ("limit", "mpi", "tf")
@@ -48,39 +47,8 @@ class _Parser(argparse.ArgumentParser):
 # --- Values ------------------------------------------------------------------
 
 
-def _numbers(text: str, lowest: float, highest: float, whole: bool) -> list[float]:
-    numbers = []
-    for part in text.split(","):
-        try:
-            number = float(part)
-        except ValueError:
-            number = math.nan
-        if not lowest <= number <= highest or (whole and number != int(number)):
-            what = "whole numbers" if whole else "numbers"
-            raise argparse.ArgumentTypeError(
-                f"must be {what} from {lowest:g} to {highest:g}, separated by commas, got {text!r} "
-                "[SMB-E455]"
-            )
-        numbers.append(number)
-    return numbers
-
-
-def _sizes(text: str) -> list[float]:
-    return _numbers(text, 0.5, 100_000, whole=False)
-
-
-def _counts(text: str) -> list[int]:
-    return [int(number) for number in _numbers(text, 1, 64, whole=True)]
-
-
-def _number(lowest: float, highest: float, whole: bool) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        numbers = _numbers(text, lowest, highest, whole)
-        if len(numbers) != 1:
-            raise argparse.ArgumentTypeError(f"must be one number, got {text!r} [SMB-E456]")
-        return int(numbers[0]) if whole else numbers[0]
-
-    return parse
+_sizes = values.numbers(0.5, 100_000)
+_counts = values.whole_numbers(1, 64)
 
 
 def _names(known: Sequence[str], text: str, also: str = "") -> list[str]:
@@ -122,13 +90,11 @@ _OPTIONS = {
     "dtypes": _Option("--dtypes", _dtypes, "NAME,...", f"of {', '.join(model.DTYPES)}"),
     "threads": _Option(
         "--threads",
-        _number(0, 64, whole=True),
+        values.whole_number(0, 64),
         "N",
         "of an operation on the box; 0: one for each core of the worker",
     ),
-    "seconds": _Option(
-        "--seconds", _number(0.1, 3600, whole=False), "S", "how long the workers go on"
-    ),
+    "seconds": _Option("--seconds", values.number(0.1, 3600), "S", "how long the workers go on"),
     "peers": _Option(
         "--peers", _peers, "NAME,...", f"what to compare with: {', '.join(_PEERS)}; all or none"
     ),
@@ -146,7 +112,7 @@ def _default_text(value: Any) -> str:
 def _add_common(parser: argparse.ArgumentParser, markdown: Path | None) -> None:
     parser.add_argument(
         "--repeats",
-        type=_number(1, 1000, whole=True),
+        type=values.whole_number(1, 1000),
         metavar="N",
         help="rounds, in each of which everybody takes a turn "
         f"(default: {Options.repeats if markdown is None else 'as the selection says'})",
@@ -209,6 +175,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
     for workload in WORKLOADS.values():
         _add_workload(commands, workload)
+    train.add_parser(commands, _ListFormatter)
     _add_common(commands.add_parser(_ALL, help=_ALL_SUMMARY, description=_ALL_SUMMARY), _DOCUMENT)
     return parser
 
@@ -249,10 +216,13 @@ def main(argv: Sequence[str]) -> int:
         return ended.code if isinstance(ended.code, int) else 1
     except (Error, GroupError, WrongResultError, TimeoutError, OSError) as error:
         print(f"tf-smb bench: {error}", file=sys.stderr)
-        return 1
+        return _BAD_USAGE if isinstance(error, InvalidArgumentError) else 1
 
 
 def _run(parsed: argparse.Namespace, command: str) -> None:
+    if parsed.workload == train.NAME:
+        train.run(parsed, command)
+        return
     sections: list[Section] = []
     for workload, options, section_command in _selection(parsed, command):
         sections.append(_measure(workload, options, section_command, parsed.json))
