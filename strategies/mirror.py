@@ -134,9 +134,8 @@ class ModelMirror:
             schedule=self._schedule,
             min_workers=min_workers,
             position=self._first_position,
+            warn_unstable=False,  # the strategy does, at once
         )
-        # The strategy warns of rules that are not stable, at once; the segment would, later.
-        self.segment.mute_warnings()
         if not seeded:
             self.assign(values)
         self._salt_seeds()

@@ -577,10 +577,6 @@ class Segment:
             if isinstance(rule, ReadThenAccumulate)
         }
 
-    def mute_warnings(self) -> None:
-        """Says nothing about rules that are not stable: for callers that do it themselves."""
-        self._watched_rules = {}
-
     def set_statistics(self, statistics: Sequence[bool] | Sequence[str]) -> None:
         """Says which variables are statistics, such as the moving variances of normalisation.
 
@@ -610,6 +606,7 @@ class Segment:
         schedule: Schedule | None = None,
         min_workers: int | None = None,
         position: int = 0,
+        warn_unstable: bool = True,
     ) -> bool:
         """Joins, waits for the others, and makes all workers start at one center.
 
@@ -629,6 +626,7 @@ class Segment:
             schedule: Rules, one after the other, instead of `rule`; the same on all workers.
             min_workers: The fewest live workers to start with. None: `TF_SMB_MIN_WORKERS`, else 1.
             position: Where training begins, a step or epoch: see `set_schedule`.
+            warn_unstable: Whether `exchange` warns of rules that are not stable.
 
         Returns:
             Whether this worker's arrays became the center.
@@ -648,6 +646,8 @@ class Segment:
         timeout_s = settings.resolve("start_timeout_s", timeout_s)
         min_workers = self._check_min_workers(settings.resolve("min_workers", min_workers))
         self.set_schedule(check_schedule(rule, schedule), position)
+        if not warn_unstable:
+            self._watched_rules = {}
         if not self.joined:
             self.join(worker_index)
         self._wait_for_start(timeout_s, min_workers, announce)

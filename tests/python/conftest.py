@@ -1,9 +1,21 @@
 """Fixtures of several test files."""
 
+import sys
+
 import pytest
 from children import Child
 
 from tf_smb import Server
+
+
+@pytest.fixture(autouse=True)
+def no_global_seed():
+    """A seed that a test sets is TensorFlow's for the whole process."""
+    yield
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+
+        context.set_global_seed(None)
 
 
 @pytest.fixture
