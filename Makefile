@@ -156,7 +156,7 @@ TF216_TESTS := tests/python
 TF216_IGNORED := layers_test.py build_files_test.py
 
 .PHONY: test-tf216
-test-tf216: ## The quick Python tests and fit in TensorFlow 2.16 with Keras 3.8
+test-tf216: ## The quick Python tests and fit in TensorFlow 2.16 with Keras 3.8, fit with the newest Keras
 	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
 	  echo "SKIPPED: test-tf216: TensorFlow 2.16 has no wheel for $$($(PYTHON) --version)" | \
 	    tee -a $(RESULTS)/skipped.txt; \
@@ -171,6 +171,10 @@ test-tf216-run: wheel .venv-tf216/.created
 	cd build && ../.venv-tf216/bin/python -m pytest -c ../pyproject.toml --rootdir .. \
 	  -p no:cacheprovider --junitxml=$(CURDIR)/$(RESULTS)/tf216-fit.xml -k fit_in_many_ways \
 	  ../tests/integration/strategy_test.py
+	.venv-tf216/bin/python -m pip install -q --upgrade --no-deps --target build/newest-keras keras
+	cd build && PYTHONPATH=$(CURDIR)/build/newest-keras ../.venv-tf216/bin/python -m pytest -c ../pyproject.toml \
+	  --rootdir .. -p no:cacheprovider --junitxml=$(CURDIR)/$(RESULTS)/tf216-newest-keras.xml \
+	  -k fit_in_many_ways ../tests/integration/strategy_test.py
 
 # --- Longer -------------------------------------------------------------------
 

@@ -183,10 +183,12 @@ def _divisible_source(nodes: dict[str, Any]) -> Any | None:
 
 
 def _source_size(source: Any, nodes: dict[str, Any]) -> int | None:
-    values = [tf.make_ndarray(nodes[name].attr["value"].tensor) for name in source.input]
+    tensors = [nodes[name].attr["value"].tensor for name in source.input]
     if source.op == "TensorSliceDataset":
-        return int(values[0].shape[0]) if values[0].ndim else None
-    start, stop, step = (int(value) for value in values[:3])
+        # Of the shape alone: strings cannot be read from their serialised form.
+        dims = tensors[0].tensor_shape.dim
+        return int(dims[0].size) if dims else None
+    start, stop, step = (int(tf.make_ndarray(tensor)) for tensor in tensors[:3])
     return len(range(start, stop, step))
 
 

@@ -67,4 +67,7 @@ def _skips_updates(model: Any) -> bool:
 def _applied_updates(model: Any) -> int | None:
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return int(optimizer.iterations) if hasattr(optimizer, "iterations") else None
+    if not hasattr(optimizer, "iterations"):
+        return None
+    # On several devices it is a variable of several copies.
+    return int(tf.convert_to_tensor(optimizer.iterations))
