@@ -30,7 +30,11 @@ for file in sorted(args.folder.glob("*.npz")):
             arrays[key] for key in sorted(key for key in arrays if key.startswith("output"))
         ]
         model = tf.saved_model.load(args.folder / file.stem)
-        served = tf.nest.flatten(model.serve(inputs.get("", inputs)))
+        # By its signature, which is the same in all versions of Keras: tensors by name.
+        serve = model.signatures["serving_default"]
+        names = serve.structured_input_signature[1]
+        named = dict.fromkeys(names, inputs[""]) if "" in inputs else inputs
+        served = tf.nest.flatten(serve(**named))
         worst = max(
             float(np.abs(a.numpy() - b).max()) for a, b in zip(served, expected, strict=True)
         )
