@@ -127,7 +127,9 @@ def test_nobody_waits_for_ever_where_all_meet_in_rounds(tmp_path):
     results = done.results
     assert len({result["digest"] for result in results}) == 1
     for result in results:
-        assert result["phases"][:4] == [0, 0, 1, 1]
+        # The second phase begins when the first worker comes to epoch 2, which is not the chief.
+        phases = result["phases"]
+        assert phases == sorted(phases) and phases[0] == 0 and set(phases[2:]) == {1}
         # `every=2`: after the chief's first epoch, its third, and so on until all are through.
         evaluated = result["history"]["center_val_epoch"]
         assert evaluated[0] == 0 and all(epoch % 2 == 0 for epoch in evaluated)
