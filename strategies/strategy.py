@@ -155,6 +155,11 @@ class SMBStrategy(tf.distribute.Strategy):
                 f"worker_index must be below num_workers, which is {self._num_workers}, got "
                 f"{self._worker_index} [SMB-E411]"
             )
+        if self._min_workers > self._num_workers:
+            raise InvalidArgumentError(
+                f"min_workers must be at most num_workers, which is {self._num_workers}, got "
+                f"{self._min_workers} [SMB-E422]"
+            )
 
     # --- Who we are ---
 

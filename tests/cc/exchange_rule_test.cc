@@ -67,7 +67,8 @@ TEST(MoveChooserTest, RateFollowsTheLiveWorkers) {
     EXPECT_EQ(move.rate, 0.9 / live);
     EXPECT_EQ(move.output, MoveOutput::kValue);
   }
-  EXPECT_EQ(chooser.Next({MoveKind::kElastic, 0.25, false}, 7, false, MoveOutput::kValue).rate, 0.25);
+  const ExchangeRule quarter = {MoveKind::kElastic, 0.25, false};
+  EXPECT_EQ(chooser.Next(quarter, 7, false, MoveOutput::kValue).rate, 0.25);
 }
 
 TEST(MoveChooserTest, LastOfSeveralMeetsTheCenterOnce) {

@@ -24,7 +24,8 @@ class ServerTest : public testing::Test {
     server_ = std::move(server).value();
   }
 
-  static Request OpenOf(const std::string& job = "job-1", OnExisting on_existing = OnExisting::kFail,
+  static Request OpenOf(const std::string& job = "job-1",
+                        OnExisting on_existing = OnExisting::kFail,
                         uint32_t num_workers = 2, int64_t size = 4) {
     Variable variable;
     variable.name = "w";
@@ -135,7 +136,8 @@ TEST_F(ServerTest, ListCountsTheLiving) {
   EXPECT_TRUE(server_->List().empty());
   const std::shared_ptr<Segment> segment = Granted(OpenOf(), true);
   const MemberId member = *segment->Join(0), other = *segment->Join(1);
-  for (const auto& segments : {server_->List(), server_->Handle(Of(MessageType::kList)).reply.segments}) {
+  for (const auto& segments :
+       {server_->List(), server_->Handle(Of(MessageType::kList)).reply.segments}) {
     ASSERT_EQ(segments.size(), 1u);
     EXPECT_EQ(segments[0].name, "run/0");
     EXPECT_EQ(segments[0].job_id, "job-1");

@@ -64,6 +64,10 @@ def test_fewer_samples_than_workers():
             "tf_smb.SMBStrategy(server='shm://x', num_workers=2, worker_index=2)",
             "worker_index must be below num_workers, which is 2, got 2",
         ),
+        (
+            "tf_smb.SMBStrategy(min_workers=3)",
+            "min_workers must be at most num_workers, which is 1, got 3",
+        ),
         ("tf_smb.SMBStrategy(on_existing='maybe')", "on_existing must be 'fail', 'resume' or"),
         ("tf_smb.SMBStrategy(data='split')", "data must be 'shard' or 'replicate', got 'split'"),
         (
